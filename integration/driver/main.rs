@@ -1,0 +1,2 @@
+//! Test driver.
+fn main() {}
