@@ -4,3 +4,4 @@
 //! which depends on nothing.
 
 pub mod api;
+pub mod policy;

@@ -1,0 +1,512 @@
+//! Hysteresis: many outcomes of many probes become one verdict, and one stray outcome never changes it.
+
+use super::damping::{Damping, Hold};
+use super::outcome::{Health, Outcome, Reason, Severity};
+use std::{num::NonZeroU32, time::Duration, time::Instant};
+
+/// How many rounds in a row turn a probe's verdict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Thresholds {
+    /// Failures in a row that make it unhealthy.
+    pub failure: NonZeroU32,
+    /// Successes in a row that make it healthy again.
+    pub success: NonZeroU32,
+}
+
+/// A change of the verdict.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// The verdict before.
+    pub from: Health,
+    /// The verdict from now on.
+    pub to: Health,
+    /// The probe that decided it, and what it saw; `None` when all probes are well.
+    pub cause: Option<(String, Reason)>,
+}
+
+/// The verdict of our previous run, to be held until evidence says otherwise.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Past {
+    /// The verdict over all probes.
+    pub health: Health,
+    /// How long it had held.
+    pub since: Instant,
+    /// Each probe's verdict, by its name.
+    pub probes: Vec<(String, Health)>,
+    /// When outages began, oldest first.
+    pub falls: Vec<Instant>,
+}
+
+/// The verdict over all probes: all must pass.
+///
+/// Unhealthy at once when a probe has failed often enough in a row; healthy again once every probe has succeeded often
+/// enough in a row *and* the hold has passed since the last of them began to succeed. Unknown outcomes hold everything.
+#[derive(Debug)]
+pub struct HealthPolicy {
+    probes: Vec<ProbeVerdict>,
+    health: Health,
+    since: Instant,
+    damping: Damping,
+    cause: Option<(String, Reason)>,
+}
+
+/// One probe's name and thresholds.
+pub type Probe = (String, Thresholds);
+
+impl HealthPolicy {
+    /// Nothing is known yet.
+    pub fn new(probes: impl IntoIterator<Item = Probe>, hold: Hold, now: Instant) -> Self {
+        Self {
+            probes: probes
+                .into_iter()
+                .map(|(name, thresholds)| ProbeVerdict::new(name, thresholds))
+                .collect(),
+            health: Health::Unknown,
+            since: now,
+            damping: Damping::new(hold),
+            cause: None,
+        }
+    }
+
+    /// Takes over the verdict of a previous run. Probes it did not know begin as unknown; those that are gone are dropped.
+    pub fn restore(&mut self, past: &Past) {
+        for probe in &mut self.probes {
+            if let Some((_, health)) = past.probes.iter().find(|(name, _)| *name == probe.name) {
+                probe.health = *health;
+            }
+        }
+        for &fall in &past.falls {
+            self.damping.fell(fall);
+        }
+        self.health = past.health;
+        self.since = past.since;
+        if past.health == Health::Unhealthy {
+            self.cause = Some((
+                String::new(),
+                Reason::new(
+                    "HeldFromBefore",
+                    "unhealthy before this start; no probe has said otherwise yet",
+                ),
+            ));
+        }
+    }
+
+    /// Takes in one outcome of the probe numbered `probe`; returns the verdict's change, if any.
+    pub fn observe(&mut self, probe: usize, outcome: Outcome, now: Instant) -> Option<Change> {
+        self.probes.get_mut(probe)?.observe(outcome, now);
+        self.settle(now)
+    }
+
+    /// Looks whether time alone changes the verdict: the hold may have passed.
+    pub fn poll(&mut self, now: Instant) -> Option<Change> {
+        self.settle(now)
+    }
+
+    /// When [`Self::poll`] is next worth calling.
+    pub fn deadline(&self) -> Option<Instant> {
+        if self.health == Health::Unhealthy {
+            self.release_at()
+        } else {
+            None
+        }
+    }
+
+    /// The verdict.
+    pub fn health(&self) -> Health {
+        self.health
+    }
+
+    /// Since when it holds.
+    pub fn since(&self) -> Instant {
+        self.since
+    }
+
+    /// The probe that made it unhealthy, and what it saw.
+    pub fn cause(&self) -> Option<&(String, Reason)> {
+        self.cause.as_ref()
+    }
+
+    /// Whether every probe has said something since the start, if only that it knows nothing.
+    pub fn all_heard(&self) -> bool {
+        self.probes.iter().all(|probe| probe.last.is_some())
+    }
+
+    /// Whether the last word of some probe is a failure that is not decided yet.
+    pub fn suspect(&self) -> bool {
+        self.probes
+            .iter()
+            .any(|probe| matches!(probe.last, Some(Outcome::Failure(..))) && probe.health != Health::Unhealthy)
+    }
+
+    /// Each probe's verdict.
+    pub fn probes(&self) -> impl Iterator<Item = &ProbeVerdict> {
+        self.probes.iter()
+    }
+
+    /// What a later run needs to go on from here.
+    pub fn past(&self) -> Past {
+        Past {
+            health: self.health,
+            since: self.since,
+            probes: self
+                .probes
+                .iter()
+                .map(|probe| (probe.name.clone(), probe.health))
+                .collect(),
+            falls: self.damping.falls().collect(),
+        }
+    }
+
+    /// How long all must have been well before the current outage counts as over.
+    pub fn hold(&self) -> Duration {
+        self.damping.hold()
+    }
+
+    fn settle(&mut self, now: Instant) -> Option<Change> {
+        let failing = self.probes.iter().find(|probe| probe.health == Health::Unhealthy);
+        let (to, cause) = match failing {
+            Some(probe) => (
+                Health::Unhealthy,
+                probe.cause.clone().map(|reason| (probe.name.clone(), reason)),
+            ),
+            None if !self.probes.iter().all(|probe| probe.health == Health::Healthy) => return None,
+            None if self.health != Health::Unhealthy => (Health::Healthy, None),
+            None if self.release_at().is_some_and(|at| at <= now) => (Health::Healthy, None),
+            None => return None,
+        };
+        if to == self.health {
+            return None;
+        }
+        if to == Health::Unhealthy {
+            self.damping.fell(now);
+        }
+        self.cause.clone_from(&cause);
+        self.since = now;
+        Some(Change {
+            from: std::mem::replace(&mut self.health, to),
+            to,
+            cause,
+        })
+    }
+
+    /// When the outage is over, if every probe's last word is good.
+    fn release_at(&self) -> Option<Instant> {
+        let good_since = self
+            .probes
+            .iter()
+            .map(ProbeVerdict::good_since)
+            .collect::<Option<Vec<_>>>()?
+            .into_iter()
+            .max()?;
+        Some(good_since + self.damping.hold())
+    }
+}
+
+/// One probe's verdict and its streaks.
+#[derive(Debug)]
+pub struct ProbeVerdict {
+    name: String,
+    thresholds: Thresholds,
+    health: Health,
+    failures: u32,
+    successes: u32,
+    /// When the present run of successes began.
+    good_since: Option<Instant>,
+    seen_failure: bool,
+    last: Option<Outcome>,
+    cause: Option<Reason>,
+}
+
+impl ProbeVerdict {
+    fn new(name: String, thresholds: Thresholds) -> Self {
+        Self {
+            name,
+            thresholds,
+            health: Health::Unknown,
+            failures: 0,
+            successes: 0,
+            good_since: None,
+            seen_failure: false,
+            last: None,
+            cause: None,
+        }
+    }
+
+    /// The probe's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its verdict.
+    pub fn health(&self) -> Health {
+        self.health
+    }
+
+    /// What it said last.
+    pub fn last(&self) -> Option<&Outcome> {
+        self.last.as_ref()
+    }
+
+    /// Failures in a row so far.
+    pub fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    fn observe(&mut self, outcome: Outcome, now: Instant) {
+        match &outcome {
+            Outcome::Success | Outcome::Warning(_) => {
+                self.failures = 0;
+                self.successes = self.successes.saturating_add(1);
+                self.good_since.get_or_insert(now);
+                // A first good word needs no confirmation; one that follows a failure does.
+                let first_word = self.health == Health::Unknown && !self.seen_failure;
+                if first_word || self.successes >= self.thresholds.success.get() {
+                    self.health = Health::Healthy;
+                    self.cause = None;
+                }
+            }
+            Outcome::Failure(reason, Severity::Hard | Severity::Soft) => {
+                self.successes = 0;
+                self.good_since = None;
+                self.seen_failure = true;
+                self.failures = self.failures.saturating_add(1);
+                if self.failures >= self.thresholds.failure.get() {
+                    self.health = Health::Unhealthy;
+                    self.cause = Some(reason.clone());
+                }
+            }
+            Outcome::Unknown(_) => {}
+        }
+        self.last = Some(outcome);
+    }
+
+    /// Since when it has been good, if its last word is good.
+    fn good_since(&self) -> Option<Instant> {
+        match self.last {
+            Some(Outcome::Success | Outcome::Warning(_)) => self.good_since,
+            Some(Outcome::Failure(..) | Outcome::Unknown(_)) | None => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::some_instant;
+    use proptest::prelude::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const HOLD: Hold = Hold {
+        base: Duration::from_secs(30),
+        max: Duration::from_secs(600),
+        window: Duration::from_secs(600),
+    };
+
+    fn thresholds(failure: u32, success: u32) -> Thresholds {
+        Thresholds {
+            failure: NonZeroU32::new(failure).unwrap(),
+            success: NonZeroU32::new(success).unwrap(),
+        }
+    }
+
+    fn policy(names: &[&str]) -> (HealthPolicy, Instant) {
+        let now = some_instant();
+        let probes = names.iter().map(|name| (String::from(*name), thresholds(2, 2)));
+        (HealthPolicy::new(probes, HOLD, now), now)
+    }
+
+    fn failure() -> Outcome {
+        Outcome::Failure(Reason::new("PortDown", "mlx5_0 port 1"), Severity::Hard)
+    }
+
+    fn unknown() -> Outcome {
+        Outcome::Unknown(Reason::new("NotAnswering", ""))
+    }
+
+    fn to(change: Option<Change>) -> Option<Health> {
+        change.map(|change| change.to)
+    }
+
+    #[test]
+    fn second_failure_in_a_row_turns_unhealthy_and_names_the_probe() {
+        let (mut policy, now) = policy(&["fabric"]);
+        policy.observe(0, Outcome::Success, now);
+        assert_eq!(policy.observe(0, failure(), now), None);
+        let change = policy.observe(0, failure(), now).unwrap();
+        assert_eq!((change.from, change.to), (Health::Healthy, Health::Unhealthy));
+        assert_eq!(
+            change.cause.unwrap(),
+            ("fabric".into(), Reason::new("PortDown", "mlx5_0 port 1"))
+        );
+    }
+
+    #[test]
+    fn one_success_between_failures_keeps_it_healthy_for_ever() {
+        let (mut policy, now) = policy(&["fabric"]);
+        policy.observe(0, Outcome::Success, now);
+        for _ in 0..100 {
+            assert_eq!(policy.observe(0, failure(), now), None);
+            assert_eq!(policy.observe(0, Outcome::Success, now), None);
+        }
+    }
+
+    #[test]
+    fn unknown_neither_breaks_nor_makes_a_streak() {
+        let (mut policy, now) = policy(&["fabric"]);
+        policy.observe(0, Outcome::Success, now);
+        policy.observe(0, failure(), now);
+        for _ in 0..10 {
+            assert_eq!(policy.observe(0, unknown(), now), None);
+        }
+        assert_eq!(to(policy.observe(0, failure(), now)), Some(Health::Unhealthy));
+    }
+
+    #[test]
+    fn recovery_needs_the_successes_and_the_hold() {
+        let (mut policy, start) = policy(&["fabric"]);
+        policy.observe(0, failure(), start);
+        policy.observe(0, failure(), start);
+        assert_eq!(policy.observe(0, Outcome::Success, start + SECOND), None);
+        assert_eq!(policy.observe(0, Outcome::Success, start + 11 * SECOND), None);
+        assert_eq!(
+            policy.deadline(),
+            Some(start + 31 * SECOND),
+            "the hold runs from the first good round"
+        );
+        assert_eq!(policy.poll(start + 30 * SECOND), None);
+        assert_eq!(to(policy.poll(start + 31 * SECOND)), Some(Health::Healthy));
+    }
+
+    #[test]
+    fn recovery_never_comes_from_silence() {
+        let (mut policy, start) = policy(&["fabric"]);
+        policy.observe(0, failure(), start);
+        policy.observe(0, failure(), start);
+        policy.observe(0, Outcome::Success, start);
+        policy.observe(0, Outcome::Success, start);
+        policy.observe(0, unknown(), start + SECOND);
+        assert_eq!(policy.poll(start + 3600 * SECOND), None);
+        assert_eq!(
+            to(policy.observe(0, Outcome::Success, start + 3601 * SECOND)),
+            Some(Health::Healthy)
+        );
+    }
+
+    #[test]
+    fn one_probe_always_failing_beside_one_always_passing_stays_unhealthy() {
+        let (mut policy, start) = policy(&["a", "b"]);
+        let mut changes = Vec::new();
+        for round in 0..60 {
+            let now = start + round * 30 * SECOND;
+            changes.extend(policy.observe(0, failure(), now));
+            changes.extend(policy.observe(1, Outcome::Success, now));
+            changes.extend(policy.poll(now));
+        }
+        assert_eq!(changes.len(), 1);
+        assert_eq!(changes[0].cause.as_ref().unwrap().0, "a");
+    }
+
+    #[test]
+    fn ten_outages_give_ten_verdicts_and_growing_holds() {
+        let (mut policy, mut now) = policy(&["fabric"]);
+        let mut holds = Vec::new();
+        for _ in 0..10 {
+            policy.observe(0, failure(), now);
+            assert_eq!(to(policy.observe(0, failure(), now)), Some(Health::Unhealthy));
+            holds.push(policy.hold().as_secs());
+            policy.observe(0, Outcome::Success, now);
+            policy.observe(0, Outcome::Success, now);
+            now = policy.deadline().unwrap();
+            assert_eq!(to(policy.poll(now)), Some(Health::Healthy));
+        }
+        assert_eq!(holds[..5], [30, 60, 120, 240, 480]);
+    }
+
+    #[test]
+    fn first_word_decides_unless_it_is_a_failure() {
+        let (mut policy, now) = policy(&["fabric"]);
+        assert_eq!(to(policy.observe(0, Outcome::Success, now)), Some(Health::Healthy));
+        let (mut policy, now) = self::policy(&["fabric"]);
+        assert_eq!(policy.observe(0, failure(), now), None);
+        assert!(policy.suspect());
+        assert_eq!(policy.observe(0, Outcome::Success, now), None);
+        assert_eq!(to(policy.observe(0, Outcome::Success, now)), Some(Health::Healthy));
+    }
+
+    #[test]
+    fn verdict_of_the_previous_run_is_held_until_evidence_overturns_it() {
+        let (mut before, start) = policy(&["fabric", "gone"]);
+        before.observe(0, failure(), start);
+        before.observe(0, failure(), start);
+        let (mut after, _) = policy(&["fabric", "new"]);
+        after.restore(&before.past());
+        assert_eq!(after.health(), Health::Unhealthy);
+        after.observe(0, unknown(), start);
+        after.observe(1, Outcome::Success, start);
+        assert_eq!(after.health(), Health::Unhealthy);
+        after.observe(0, Outcome::Success, start);
+        assert_eq!(after.poll(start + 3600 * SECOND), None, "one success is not two");
+        after.observe(0, Outcome::Success, start);
+        assert_eq!(to(after.poll(start + 29 * SECOND)), None);
+        assert_eq!(to(after.poll(start + 30 * SECOND)), Some(Health::Healthy));
+    }
+
+    #[test]
+    fn restored_flaps_go_on_counting() {
+        let (mut before, start) = policy(&["fabric"]);
+        before.observe(0, failure(), start);
+        before.observe(0, failure(), start);
+        let (mut after, _) = policy(&["fabric"]);
+        after.restore(&before.past());
+        for outcome in [Outcome::Success, Outcome::Success] {
+            after.observe(0, outcome, start);
+        }
+        after.poll(start + 30 * SECOND);
+        after.observe(0, failure(), start + 40 * SECOND);
+        after.observe(0, failure(), start + 40 * SECOND);
+        assert_eq!(after.hold().as_secs(), 60);
+    }
+
+    proptest! {
+        /// Never too early, never too late: the verdict turns unhealthy exactly when some probe has `failure` failures with
+        /// no success between.
+        #[test]
+        fn turns_unhealthy_exactly_at_the_threshold(
+            steps in proptest::collection::vec((0_usize..3, 0_u8..3), 1..200), failure_threshold in 1_u32..5
+        ) {
+            let now = some_instant();
+            let probes = (0..3).map(|probe| (probe.to_string(), thresholds(failure_threshold, 2)));
+            let never = Hold { base: Duration::from_secs(1 << 30), max: Duration::from_secs(1 << 30), window: SECOND };
+            let mut policy = HealthPolicy::new(probes, never, now);
+            let mut streaks = [0_u32; 3];
+            let mut expected = false;
+            for (probe, kind) in steps {
+                let outcome = match kind { 0 => Outcome::Success, 1 => failure(), _ => unknown() };
+                match kind { 0 => streaks[probe] = 0, 1 => streaks[probe] += 1, _ => {} }
+                expected |= streaks[probe] >= failure_threshold;
+                policy.observe(probe, outcome, now);
+                prop_assert_eq!(policy.health() == Health::Unhealthy, expected);
+            }
+        }
+
+        /// After an outage it is healthy again no earlier than the hold, and no later than the hold plus nothing once the good rounds are in.
+        #[test]
+        fn recovers_exactly_after_hold_and_successes(gap_ms in 1_u64..60_000, success in 1_u32..6) {
+            let start = some_instant();
+            let mut policy = HealthPolicy::new([("p".to_owned(), thresholds(1, success))], HOLD, start);
+            policy.observe(0, failure(), start);
+            let first_good = start + SECOND;
+            let mut recovered = None;
+            for round in 0..1_000_u32 {
+                let now = first_good + Duration::from_millis(gap_ms) * round;
+                if policy.deadline().is_some_and(|at| at <= now) && round >= success && recovered.is_none() {
+                    recovered = to(policy.poll(policy.deadline().unwrap())).map(|_| policy.since());
+                    if recovered.is_some() { break; }
+                }
+                if to(policy.observe(0, Outcome::Success, now)).is_some() { recovered = Some(now); break; }
+            }
+            let earliest = first_good + HOLD.base.max(Duration::from_millis(gap_ms) * (success - 1));
+            prop_assert_eq!(recovered, Some(earliest));
+        }
+    }
+}
