@@ -4,4 +4,18 @@
 //! which depends on nothing.
 
 pub mod api;
+pub mod cli;
+pub mod config;
+pub mod daemon;
+pub mod demo;
+pub mod grpc;
+pub mod http;
+pub mod parts;
+pub mod path_watch;
 pub mod policy;
+pub mod probe;
+pub mod quiet;
+pub mod registration;
+pub mod shutdown;
+pub mod state_file;
+pub mod telemetry;

@@ -1,2 +1,7 @@
-//! csi-warden's entry point: a table of contents.
-fn main() {}
+//! csi-warden's entry point.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    csi_warden::cli::main(std::env::args_os())
+}

@@ -1,0 +1,85 @@
+//! Flags as typed, and one file a subcommand.
+
+pub mod demo;
+pub mod go_flags;
+pub mod probe;
+pub mod run;
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// A flag or its value cannot be read: as in Go.
+pub const USAGE: u8 = 2;
+
+/// Started under this name, every argument belongs to `run`: the image takes the replaced sidecar's place.
+const REGISTRAR_NAME: &str = "csi-node-driver-registrar";
+
+/// The subcommands, for the help text.
+pub const COMMANDS: &str = "\
+Commands (`csi-warden COMMAND --help` tells more):
+  run       register the driver and watch its node's health; the default, may be left out
+  demo      play a failure and a recovery with an embedded driver and kubelet, without a cluster
+  probe     run a command as a health check, once or again and again, and write the shared health file
+  help      this text
+  version   print the version";
+
+/// Picks the subcommand and runs it.
+pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let program = arguments.next().unwrap_or_else(|| "csi-warden".into());
+    let name = Path::new(&program)
+        .file_name()
+        .unwrap_or(&program)
+        .to_string_lossy()
+        .into_owned();
+    let mut arguments = arguments.peekable();
+    if name == REGISTRAR_NAME {
+        return run::main(&program, arguments);
+    }
+    // Nothing at all is `run` too, which says what it needs.
+    let command = match arguments.peek().map(|first| first.to_string_lossy().into_owned()) {
+        Some(first) if !first.starts_with('-') => first,
+        Some(_) | None => return run::main(&program, arguments),
+    };
+    let rest = arguments.skip(1);
+    match command.as_str() {
+        "run" => run::main(&program, rest),
+        "demo" => demo::main(rest),
+        "probe" => probe::main(rest),
+        "help" => run::main(&program, std::iter::once(OsString::from("--help"))),
+        "version" => run::main(&program, std::iter::once(OsString::from("--version"))),
+        other => {
+            complain(&format!("unknown command {other:?}\n\n{COMMANDS}"));
+            ExitCode::from(USAGE)
+        }
+    }
+}
+
+/// One line (or more) to stderr; the log may not be up yet.
+pub(crate) fn complain(text: &str) {
+    // With stderr closed there is nobody to tell.
+    drop(writeln!(std::io::stderr(), "{text}"));
+}
+
+/// Text that was asked for, to stdout.
+pub(crate) fn print(text: &str) {
+    drop(writeln!(std::io::stdout(), "{text}"));
+}
+
+/// Shows clap's word on help or a usage error, and gives its exit code.
+pub(crate) fn usage(error: &clap::Error) -> ExitCode {
+    // With the terminal gone there is nobody to tell.
+    drop(error.print());
+    if error.use_stderr() {
+        ExitCode::from(USAGE)
+    } else {
+        ExitCode::SUCCESS
+    }
+}
+
+/// The error and what is behind it, once, to stderr.
+pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
+    complain(&format!("csi-warden: {error:#}"));
+    ExitCode::FAILURE
+}

@@ -1,0 +1,344 @@
+//! `csi-warden [run]`: every flag of the registrar it replaces, and its own.
+
+use super::go_flags::{normalise, parse_bool};
+use super::{COMMANDS, fail, print, usage};
+use crate::config::go_duration::GoDuration;
+use crate::config::settings::{Settings, Typed};
+use crate::telemetry::{Format, LogSettings, VModule};
+use crate::{daemon, shutdown, telemetry};
+use anyhow::Context;
+use clap::parser::ValueSource;
+use clap::{CommandFactory, FromArgMatches, Parser};
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+use tracing::{info, warn};
+
+/// Registers a CSI driver with the kubelet, and withdraws it while the node's storage hardware is gone.
+///
+/// Takes every flag of csi-node-driver-registrar, in both dash styles. Without a health source it does exactly the same.
+#[derive(Debug, Parser)]
+#[command(name = "csi-warden", args_override_self = true, disable_version_flag = true, after_help = COMMANDS, max_term_width = 110)]
+pub struct RunFlags {
+    /// The driver's socket: a path, or unix:///path
+    #[arg(
+        long,
+        value_name = "PATH",
+        default_value = "/run/csi/socket",
+        help_heading = "Registration"
+    )]
+    csi_address: String,
+    /// The driver socket's path on the host, as the kubelet is to dial it (required)
+    #[arg(
+        long,
+        value_name = "PATH",
+        default_value = "",
+        hide_default_value = true,
+        help_heading = "Registration"
+    )]
+    kubelet_registration_path: String,
+    /// Folder of the registration socket: the host's <kubelet root>/plugins_registry
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/registration",
+        help_heading = "Registration"
+    )]
+    plugin_registration_path: PathBuf,
+    /// First deadline of a question to the driver (doubled up to 30s when it is too short), and the deadline of /healthz
+    #[arg(long, value_name = "DURATION", default_value = "1s", help_heading = "Registration")]
+    timeout: GoDuration,
+    /// Deprecated, without effect: the driver is waited for without end
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "0",
+        hide_default_value = true,
+        help_heading = "Registration"
+    )]
+    connection_timeout: GoDuration,
+    /// Deprecated: `kubelet-registration-probe` exits 0 at once; anything else registers
+    #[arg(
+        long,
+        value_name = "MODE",
+        default_value = "",
+        hide_default_value = true,
+        help_heading = "Registration"
+    )]
+    mode: String,
+
+    /// Listen address of /healthz, /readyz and /registered, such as :9809 or 127.0.0.1:9809; empty: none
+    #[arg(
+        long,
+        value_name = "ADDR",
+        default_value = "",
+        hide_default_value = true,
+        help_heading = "HTTP"
+    )]
+    http_endpoint: String,
+    /// Deprecated: as --http-endpoint=:PORT; 0: none
+    #[arg(
+        long,
+        value_name = "PORT",
+        default_value = "0",
+        allow_negative_numbers = true,
+        help_heading = "HTTP"
+    )]
+    health_port: i64,
+    /// Serve /debug/pprof/ on the HTTP address: what a Rust program can tell, and why not the rest
+    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set, help_heading = "HTTP")]
+    enable_pprof: bool,
+
+    /// File that says OK or ERROR, written by whoever watches the hardware. Mount its folder, not the file
+    #[arg(long, value_name = "PATH", help_heading = "Health")]
+    health_file: Option<PathBuf>,
+    /// The file is looked at this often, and at once when it changes
+    #[arg(long, value_name = "DURATION", default_value = "30s", help_heading = "Health")]
+    health_interval: GoDuration,
+    /// An older file says nothing: the verdict is held
+    #[arg(long, value_name = "DURATION", default_value = "90s", help_heading = "Health")]
+    health_max_age: GoDuration,
+    /// The writer of a file this old is dead, which is a failure; 0: never
+    #[arg(long, value_name = "DURATION", default_value = "10m", help_heading = "Health")]
+    health_dead_after: GoDuration,
+    /// Failures in a row that make the driver unhealthy
+    #[arg(long, value_name = "N", default_value = "2", help_heading = "Health")]
+    failure_threshold: u32,
+    /// Successes in a row that make it healthy again
+    #[arg(long, value_name = "N", default_value = "2", help_heading = "Health")]
+    success_threshold: u32,
+    /// A failure is looked at again after this; writes of the same word within it count as one
+    #[arg(long, value_name = "DURATION", default_value = "1s", help_heading = "Health")]
+    confirm_interval: GoDuration,
+    /// All must be well this long before the driver is healthy again; doubles with each outage in the flap window
+    #[arg(long, value_name = "DURATION", default_value = "30s", help_heading = "Health")]
+    recovery_hold: GoDuration,
+    /// What the doubling stops at
+    #[arg(long, value_name = "DURATION", default_value = "10m", help_heading = "Health")]
+    max_recovery_hold: GoDuration,
+    /// Outages that began within this time count as flaps
+    #[arg(long, value_name = "DURATION", default_value = "10m", help_heading = "Health")]
+    flap_window: GoDuration,
+    /// While nothing is known yet, the driver is registered after this
+    #[arg(long, value_name = "DURATION", default_value = "10s", help_heading = "Health")]
+    start_grace: GoDuration,
+    /// What an unhealthy verdict does: observe (tell only) or deregister [default: deregister]
+    #[arg(long, value_name = "REACTION", help_heading = "Health")]
+    on_unhealthy: Option<String>,
+    /// Not in this version yet
+    #[arg(long, value_name = "MODE", hide = true)]
+    proxy: Option<String>,
+    /// Folder of the state file, which keeps the verdict over restarts [default: the driver socket's folder]
+    #[arg(long, value_name = "DIR", help_heading = "Health")]
+    state_dir: Option<PathBuf>,
+    /// Where the host's /proc is mounted; tells this boot from the last one
+    #[arg(long, value_name = "DIR", default_value = "/proc", help_heading = "Health")]
+    proc_root: PathBuf,
+
+    /// Log verbosity: 4 logs each call, 5 more
+    #[arg(
+        long,
+        value_name = "LEVEL",
+        default_value = "0",
+        allow_negative_numbers = true,
+        help_heading = "Logging"
+    )]
+    v: i32,
+    /// Verbosity by source file, such as socket=4,server=5 (text format only)
+    #[arg(
+        long,
+        value_name = "PATTERN=N,…",
+        default_value = "",
+        hide_default_value = true,
+        help_heading = "Logging"
+    )]
+    vmodule: VModule,
+    /// text or json; both go to stderr
+    #[arg(long, value_name = "FORMAT", default_value = "text", help_heading = "Logging")]
+    logging_format: String,
+    /// Must be above zero. Every line is written at once, so there is never anything to flush
+    #[arg(long, value_name = "DURATION", default_value = "5s", help_heading = "Logging")]
+    log_flush_frequency: GoDuration,
+    /// An alpha option that the replaced registrar refuses, and so do we
+    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set, hide = true)]
+    log_text_split_stream: bool,
+    /// As --log-text-split-stream
+    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set, hide = true)]
+    log_json_split_stream: bool,
+    /// As --log-text-split-stream
+    #[arg(long, value_name = "QUANTITY", default_value = "0", hide = true)]
+    log_text_info_buffer_size: String,
+    /// As --log-text-split-stream
+    #[arg(long, value_name = "QUANTITY", default_value = "0", hide = true)]
+    log_json_info_buffer_size: String,
+    /// Says that one thread needs no CPU quota adjusted; kept for manifests that set it
+    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set, help_heading = "Logging")]
+    automaxprocs: bool,
+    /// Print the version
+    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set, hide_default_value = true)]
+    version: bool,
+}
+
+/// Runs the daemon until it is told to stop. Exit codes as the replaced registrar's: 0 good, 1 any error, 2 a flag.
+pub fn main(program: &OsStr, arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let command = RunFlags::command();
+    // As in Go, the first positional ends the flags, and the rest is not looked at.
+    let flags = normalise(&command, arguments).flags;
+    let matches = match command.try_get_matches_from(std::iter::once(OsString::from("csi-warden")).chain(flags)) {
+        Ok(matches) => matches,
+        Err(error) => return usage(&error),
+    };
+    let flags = match RunFlags::from_arg_matches(&matches) {
+        Ok(flags) => flags,
+        Err(error) => return usage(&error),
+    };
+    let typed_by_hand = |name: &str| matches.value_source(name) == Some(ValueSource::CommandLine);
+    match run(program, &flags, typed_by_hand) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error),
+    }
+}
+
+fn run(program: &OsStr, flags: &RunFlags, typed_by_hand: impl Fn(&str) -> bool) -> anyhow::Result<()> {
+    let log = flags.log_settings()?;
+    if flags.version {
+        print(&format!("{} {}", program.to_string_lossy(), env!("CARGO_PKG_VERSION")));
+        return Ok(());
+    }
+    if flags.mode == "kubelet-registration-probe" && !flags.kubelet_registration_path.is_empty() {
+        return Ok(());
+    }
+    let settings = Settings::check(&flags.typed(typed_by_hand))?;
+    telemetry::init(log);
+    info!(version = env!("CARGO_PKG_VERSION"), "Version");
+    info!(mode = flags.mode, "Running node-driver-registrar");
+    for warning in &settings.warnings {
+        warn!("{warning}");
+    }
+    if !flags.connection_timeout.0.is_zero() {
+        warn!("--connection-timeout is deprecated and has no effect");
+    }
+    if flags.automaxprocs {
+        info!("maxprocs: one thread carries all work, so there is nothing to adjust to the CPU quota");
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    let result = runtime.block_on(async { daemon::run(settings, shutdown::on_signal()?).await });
+    // A lane may sit in the kernel for ever; the process does not wait for it.
+    runtime.shutdown_timeout(Duration::ZERO);
+    result
+}
+
+impl RunFlags {
+    /// The logging options, checked as the replaced registrar checks them.
+    fn log_settings(&self) -> anyhow::Result<LogSettings> {
+        let format = match self.logging_format.as_str() {
+            "text" => Format::Text,
+            "json" => Format::Json,
+            other => anyhow::bail!("--logging-format={other:?} is unknown: use text or json"),
+        };
+        if format == Format::Json && !self.vmodule.is_empty() {
+            anyhow::bail!("--vmodule works only with --logging-format=text");
+        }
+        if self.log_flush_frequency.0.is_zero() {
+            anyhow::bail!("--log-flush-frequency must be above zero");
+        }
+        let alpha = [
+            ("--log-text-split-stream", self.log_text_split_stream),
+            ("--log-json-split-stream", self.log_json_split_stream),
+            (
+                "--log-text-info-buffer-size",
+                !is_zero_quantity(&self.log_text_info_buffer_size),
+            ),
+            (
+                "--log-json-info-buffer-size",
+                !is_zero_quantity(&self.log_json_info_buffer_size),
+            ),
+        ];
+        if let Some((flag, _)) = alpha.iter().find(|(_, set)| *set) {
+            anyhow::bail!(
+                "{flag} is an alpha option that cannot be switched on here, as in csi-node-driver-registrar: leave it out"
+            );
+        }
+        Ok(LogSettings {
+            verbosity: self.v,
+            vmodule: self.vmodule.clone(),
+            format,
+        })
+    }
+
+    fn typed(&self, typed_by_hand: impl Fn(&str) -> bool) -> Typed {
+        let health_only = [
+            ("health_interval", "--health-interval"),
+            ("health_max_age", "--health-max-age"),
+            ("health_dead_after", "--health-dead-after"),
+            ("failure_threshold", "--failure-threshold"),
+            ("success_threshold", "--success-threshold"),
+            ("confirm_interval", "--confirm-interval"),
+            ("recovery_hold", "--recovery-hold"),
+            ("max_recovery_hold", "--max-recovery-hold"),
+            ("flap_window", "--flap-window"),
+            ("start_grace", "--start-grace"),
+            ("on_unhealthy", "--on-unhealthy"),
+            ("state_dir", "--state-dir"),
+            ("proc_root", "--proc-root"),
+        ];
+        Typed {
+            csi_address: self.csi_address.clone(),
+            kubelet_registration_path: self.kubelet_registration_path.clone(),
+            plugin_registration_path: self.plugin_registration_path.clone(),
+            timeout: self.timeout.0,
+            http_endpoint: self.http_endpoint.clone(),
+            health_port: self.health_port,
+            enable_pprof: self.enable_pprof,
+            health_file: self.health_file.clone(),
+            health_interval: self.health_interval.0,
+            health_max_age: self.health_max_age.0,
+            health_dead_after: self.health_dead_after.0,
+            failure_threshold: self.failure_threshold,
+            success_threshold: self.success_threshold,
+            confirm_interval: self.confirm_interval.0,
+            recovery_hold: self.recovery_hold.0,
+            max_recovery_hold: self.max_recovery_hold.0,
+            flap_window: self.flap_window.0,
+            start_grace: self.start_grace.0,
+            on_unhealthy: self.on_unhealthy.clone(),
+            proxy: self.proxy.clone(),
+            state_dir: self.state_dir.clone(),
+            proc_root: self.proc_root.clone(),
+            health_only_flags: health_only
+                .into_iter()
+                .filter(|(id, _)| typed_by_hand(id))
+                .map(|(_, flag)| flag)
+                .collect(),
+        }
+    }
+}
+
+fn is_zero_quantity(text: &str) -> bool {
+    let digits = text.trim_end_matches(|char: char| char.is_ascii_alphabetic());
+    !digits.is_empty() && digits.bytes().all(|byte| matches!(byte, b'0' | b'.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_well_formed() {
+        RunFlags::command().debug_assert();
+    }
+
+    #[test]
+    fn quantities_of_zero_are_zero() {
+        for zero in ["0", "0Ki", "0.0"] {
+            assert!(is_zero_quantity(zero), "{zero}");
+        }
+        for other in ["1", "16Mi", "", "Ki"] {
+            assert!(!is_zero_quantity(other), "{other}");
+        }
+    }
+}

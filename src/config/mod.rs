@@ -1,0 +1,5 @@
+//! Settings: checked before anything starts.
+
+pub mod go_duration;
+pub mod listen;
+pub mod settings;

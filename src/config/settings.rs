@@ -1,0 +1,404 @@
+//! What `run` runs with: every value typed, every contradiction found before anything is created.
+
+use super::listen::{AddressError, ListenAddress};
+use crate::policy::damping::Hold;
+use crate::policy::health::Thresholds;
+use crate::policy::health_file::HealthFileLimits;
+use crate::registration::socket::MAX_SOCKET_PATH_BYTES;
+use rustix::fs::{Access, access};
+use std::io;
+use std::num::NonZeroU32;
+use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
+
+/// Shortest driver name there can be, to find out before any waiting that no socket path will fit.
+const SHORTEST_SOCKET_NAME: &str = "x-reg.sock";
+
+/// One look at the health file may take this long, and never longer than half its maximal age.
+const HEALTH_FILE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Everything `run` needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// `--csi-address`: the driver's socket.
+    pub driver_socket: PathBuf,
+    /// `--kubelet-registration-path`: what the kubelet is told to dial.
+    pub endpoint: String,
+    /// `--plugin-registration-path`: the folder of the registration socket.
+    pub registration_folder: PathBuf,
+    /// `--timeout`: first deadline of a question to the driver, and the deadline of `/healthz`.
+    pub timeout: Duration,
+    /// `--http-endpoint` or `--health-port`.
+    pub http: Option<ListenAddress>,
+    /// `--enable-pprof`.
+    pub pprof: bool,
+    /// The health source, if there is one. Without it this is the registrar it replaces, and nothing more.
+    pub health: Option<Health>,
+    /// `--state-dir`, or the driver socket's folder.
+    pub state_folder: PathBuf,
+    /// `--proc-root`: where the boot is told from the last one.
+    pub proc_root: PathBuf,
+    /// What was odd but not wrong, for the log.
+    pub warnings: Vec<String>,
+}
+
+/// How health is watched and what it does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Health {
+    /// `--health-file`.
+    pub file: PathBuf,
+    /// Its ages and periods.
+    pub limits: HealthFileLimits,
+    /// How long one look may take.
+    pub timeout: Duration,
+    /// Rounds in a row.
+    pub thresholds: Thresholds,
+    /// Damping.
+    pub hold: Hold,
+    /// `--start-grace`.
+    pub start_grace: Duration,
+    /// `--on-unhealthy`.
+    pub reaction: Reaction,
+}
+
+/// `--on-unhealthy`: what an unhealthy verdict does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reaction {
+    /// Tell, and touch nothing.
+    Observe,
+    /// Withdraw the registration socket.
+    Deregister,
+}
+
+/// The flags as typed, before they are checked against each other.
+#[derive(Debug, Clone)]
+pub struct Typed {
+    /// `--csi-address`
+    pub csi_address: String,
+    /// `--kubelet-registration-path`
+    pub kubelet_registration_path: String,
+    /// `--plugin-registration-path`
+    pub plugin_registration_path: PathBuf,
+    /// `--timeout`
+    pub timeout: Duration,
+    /// `--http-endpoint`
+    pub http_endpoint: String,
+    /// `--health-port`
+    pub health_port: i64,
+    /// `--enable-pprof`
+    pub enable_pprof: bool,
+    /// `--health-file`
+    pub health_file: Option<PathBuf>,
+    /// `--health-interval`
+    pub health_interval: Duration,
+    /// `--health-max-age`
+    pub health_max_age: Duration,
+    /// `--health-dead-after`
+    pub health_dead_after: Duration,
+    /// `--failure-threshold`
+    pub failure_threshold: u32,
+    /// `--success-threshold`
+    pub success_threshold: u32,
+    /// `--confirm-interval`
+    pub confirm_interval: Duration,
+    /// `--recovery-hold`
+    pub recovery_hold: Duration,
+    /// `--max-recovery-hold`
+    pub max_recovery_hold: Duration,
+    /// `--flap-window`
+    pub flap_window: Duration,
+    /// `--start-grace`
+    pub start_grace: Duration,
+    /// `--on-unhealthy`
+    pub on_unhealthy: Option<String>,
+    /// `--proxy`
+    pub proxy: Option<String>,
+    /// `--state-dir`
+    pub state_dir: Option<PathBuf>,
+    /// `--proc-root`
+    pub proc_root: PathBuf,
+    /// Flags that were typed and mean nothing without a health source.
+    pub health_only_flags: Vec<&'static str>,
+}
+
+/// A setting that cannot be. Each message names the flag and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    /// The one flag without a default.
+    #[error(
+        "--kubelet-registration-path is required: the driver socket's path on the host, as the kubelet is to dial it, e.g. /var/lib/kubelet/plugins/<driver>/csi.sock"
+    )]
+    NoRegistrationPath,
+    /// The kubelet would resolve it against its own working folder.
+    #[error("--kubelet-registration-path={0:?} is not an absolute path: give the driver socket's path on the host")]
+    RelativeRegistrationPath(String),
+    /// Not a unix socket's address.
+    #[error("--csi-address={0:?} is not a unix socket: give a path, or unix:///path")]
+    NotAUnixSocket(String),
+    /// `sun_path` has 108 bytes.
+    #[error("{flag}: the socket path {} has {} bytes; a unix socket's path holds {MAX_SOCKET_PATH_BYTES}", .path.display(), .path.as_os_str().len())]
+    PathTooLong {
+        /// Which.
+        flag: &'static str,
+        /// What was given, or made of it.
+        path: PathBuf,
+    },
+    /// The registration folder is not there, not a folder, or not writable.
+    #[error("--plugin-registration-path={}: {problem}; mount the host's <kubelet root>/plugins_registry there, writable", .path.display())]
+    RegistrationFolder {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// Both addresses of the health endpoint.
+    #[error("only one of --http-endpoint and --health-port may be set (--health-port is deprecated)")]
+    TwoHealthEndpoints,
+    /// The address does not parse.
+    #[error("--http-endpoint: {0}")]
+    BadHttpEndpoint(#[from] AddressError),
+    /// Out of range.
+    #[error("--health-port={0} is no port: use 1 to 65535, or 0 for none")]
+    BadHealthPort(i64),
+    /// A value that must be positive is zero.
+    #[error("{flag} must be above zero{hint}")]
+    Zero {
+        /// Which.
+        flag: &'static str,
+        /// What to do instead.
+        hint: &'static str,
+    },
+    /// Two durations that contradict each other.
+    #[error("{flag}={value:?} must be {relation} {other}={other_value:?}")]
+    Contradiction {
+        /// Which.
+        flag: &'static str,
+        /// Its value.
+        value: Duration,
+        /// How they must relate.
+        relation: &'static str,
+        /// To which.
+        other: &'static str,
+        /// Its value.
+        other_value: Duration,
+    },
+    /// A value of a flag that does not exist.
+    #[error("--on-unhealthy={0:?} is unknown: use observe or deregister")]
+    UnknownReaction(String),
+    /// Settled names whose part is not in this version.
+    #[error(
+        "{0} needs the proxy, which this version does not have yet: use --on-unhealthy=deregister (the default with a health source) or observe"
+    )]
+    NeedsProxy(String),
+    /// The file has no name.
+    #[error("--health-file={} names no file", .0.display())]
+    HealthFileHasNoName(PathBuf),
+}
+
+impl Settings {
+    /// Checks the flags, and the folder they name. Creates nothing.
+    ///
+    /// # Errors
+    /// The first setting that cannot be.
+    pub fn check(typed: &Typed) -> Result<Self, SettingsError> {
+        let mut warnings = Vec::new();
+        let endpoint = endpoint(&typed.kubelet_registration_path, &mut warnings)?;
+        let driver_socket = unix_path(&typed.csi_address)?;
+        fits("--csi-address", &driver_socket)?;
+        fits("--kubelet-registration-path", Path::new(&endpoint))?;
+        fits(
+            "--plugin-registration-path",
+            &typed.plugin_registration_path.join(SHORTEST_SOCKET_NAME),
+        )?;
+        if typed.timeout.is_zero() {
+            return Err(SettingsError::Zero {
+                flag: "--timeout",
+                hint: "",
+            });
+        }
+        if let Some(proxy) = &typed.proxy {
+            return Err(SettingsError::NeedsProxy(format!("--proxy={proxy}")));
+        }
+        let http = http(&typed.http_endpoint, typed.health_port)?;
+        let health = health(typed)?;
+        if health.is_none() && !typed.health_only_flags.is_empty() {
+            warnings.push(format!(
+                "without --health-file nothing is watched, so {} has no effect",
+                typed.health_only_flags.join(", ")
+            ));
+        }
+        if http.is_none() && typed.enable_pprof {
+            warnings.push("--enable-pprof has no effect without --http-endpoint".to_owned());
+        }
+        let parent = driver_socket.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let state_folder = typed
+            .state_dir
+            .clone()
+            .unwrap_or_else(|| parent.unwrap_or(Path::new(".")).to_owned());
+        // Last, because it alone looks at the machine.
+        writable_folder(&typed.plugin_registration_path)?;
+        Ok(Self {
+            driver_socket,
+            endpoint,
+            registration_folder: typed.plugin_registration_path.clone(),
+            timeout: typed.timeout,
+            http,
+            pprof: typed.enable_pprof,
+            health,
+            state_folder,
+            proc_root: typed.proc_root.clone(),
+            warnings,
+        })
+    }
+}
+
+fn endpoint(typed: &str, warnings: &mut Vec<String>) -> Result<String, SettingsError> {
+    let path = match typed.strip_prefix("unix:") {
+        Some(rest) => {
+            let path = rest.strip_prefix("//").unwrap_or(rest);
+            warnings.push(format!(
+                "--kubelet-registration-path={typed} is a URL; the kubelet wants the plain path, so {path} is announced"
+            ));
+            path
+        }
+        None => typed,
+    };
+    match path {
+        "" => Err(SettingsError::NoRegistrationPath),
+        path if !path.starts_with('/') => Err(SettingsError::RelativeRegistrationPath(typed.to_owned())),
+        path => Ok(path.to_owned()),
+    }
+}
+
+fn unix_path(typed: &str) -> Result<PathBuf, SettingsError> {
+    let path = match typed.strip_prefix("unix:") {
+        Some(rest) => rest.strip_prefix("//").unwrap_or(rest),
+        None if typed.starts_with('/') => typed,
+        None => return Err(SettingsError::NotAUnixSocket(typed.to_owned())),
+    };
+    if path.is_empty() {
+        Err(SettingsError::NotAUnixSocket(typed.to_owned()))
+    } else {
+        Ok(PathBuf::from(path))
+    }
+}
+
+fn fits(flag: &'static str, path: &Path) -> Result<(), SettingsError> {
+    if path.as_os_str().len() > MAX_SOCKET_PATH_BYTES {
+        return Err(SettingsError::PathTooLong {
+            flag,
+            path: path.to_owned(),
+        });
+    }
+    Ok(())
+}
+
+fn http(endpoint: &str, health_port: i64) -> Result<Option<ListenAddress>, SettingsError> {
+    match (endpoint, health_port) {
+        ("", port) if port <= 0 => Ok(None),
+        ("", port) => match u16::try_from(port) {
+            Ok(port) => Ok(Some(ListenAddress::any(port))),
+            Err(_) => Err(SettingsError::BadHealthPort(port)),
+        },
+        (_, port) if port > 0 => Err(SettingsError::TwoHealthEndpoints),
+        (endpoint, _) => Ok(Some(endpoint.parse()?)),
+    }
+}
+
+fn health(typed: &Typed) -> Result<Option<Health>, SettingsError> {
+    let reaction = match typed.on_unhealthy.as_deref() {
+        None | Some("deregister") => Reaction::Deregister,
+        Some("observe") => Reaction::Observe,
+        Some(value @ ("fence" | "fence-then-deregister")) => {
+            return Err(SettingsError::NeedsProxy(format!("--on-unhealthy={value}")));
+        }
+        Some(other) => return Err(SettingsError::UnknownReaction(other.to_owned())),
+    };
+    let threshold = |flag, value| NonZeroU32::new(value).ok_or(SettingsError::Zero { flag, hint: "" });
+    let thresholds = Thresholds {
+        failure: threshold("--failure-threshold", typed.failure_threshold)?,
+        success: threshold("--success-threshold", typed.success_threshold)?,
+    };
+    above_zero("--health-interval", typed.health_interval, "")?;
+    above_zero(
+        "--health-max-age",
+        typed.health_max_age,
+        "; a file is never younger than that",
+    )?;
+    let dead_after = (!typed.health_dead_after.is_zero()).then_some(typed.health_dead_after);
+    if let Some(dead_after) = dead_after
+        && dead_after <= typed.health_max_age
+    {
+        return Err(SettingsError::Contradiction {
+            flag: "--health-dead-after",
+            value: dead_after,
+            relation: "longer than",
+            other: "--health-max-age",
+            other_value: typed.health_max_age,
+        });
+    }
+    if typed.recovery_hold > typed.max_recovery_hold {
+        return Err(SettingsError::Contradiction {
+            flag: "--recovery-hold",
+            value: typed.recovery_hold,
+            relation: "at most",
+            other: "--max-recovery-hold",
+            other_value: typed.max_recovery_hold,
+        });
+    }
+    let Some(file) = &typed.health_file else {
+        return Ok(None);
+    };
+    if !matches!(file.components().next_back(), Some(Component::Normal(_)))
+        || file.as_os_str().as_encoded_bytes().ends_with(b"/")
+    {
+        return Err(SettingsError::HealthFileHasNoName(file.clone()));
+    }
+    Ok(Some(Health {
+        file: file.clone(),
+        limits: HealthFileLimits {
+            period: typed.health_interval,
+            confirm_interval: typed.confirm_interval,
+            max_age: typed.health_max_age,
+            dead_after,
+        },
+        timeout: HEALTH_FILE_TIMEOUT.min(typed.health_max_age / 2),
+        thresholds,
+        hold: Hold {
+            base: typed.recovery_hold,
+            max: typed.max_recovery_hold,
+            window: typed.flap_window,
+        },
+        start_grace: typed.start_grace,
+        reaction,
+    }))
+}
+
+fn above_zero(flag: &'static str, value: Duration, hint: &'static str) -> Result<(), SettingsError> {
+    if value.is_zero() {
+        Err(SettingsError::Zero { flag, hint })
+    } else {
+        Ok(())
+    }
+}
+
+fn writable_folder(path: &Path) -> Result<(), SettingsError> {
+    let wrong = |problem: String| SettingsError::RegistrationFolder {
+        path: path.to_owned(),
+        problem,
+    };
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => {}
+        Ok(_) => return Err(wrong("it is not a folder".to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(wrong("it does not exist".to_owned())),
+        Err(error) => return Err(wrong(format!("it cannot be looked at: {error}"))),
+    }
+    match access(path, Access::WRITE_OK | Access::EXEC_OK) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::ROFS) => Err(wrong("it is on a read-only file system".to_owned())),
+        Err(error) => {
+            let uid = rustix::process::geteuid().as_raw();
+            Err(wrong(format!("it is not writable for uid {uid}: {error}")))
+        }
+    }
+}

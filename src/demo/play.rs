@@ -1,0 +1,243 @@
+//! The demo: a failure and a recovery in about twenty seconds, told as a timeline.
+
+use super::driver::DemoDriver;
+use super::kubelet::{self, KubeletEvent, KubeletOptions};
+use crate::config::settings::{Settings, Typed};
+use crate::daemon;
+use anyhow::{Context, anyhow};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+
+const DRIVER: &str = "demo.csi.example.com";
+
+/// Shortened for the show; the defaults are in brackets in its first lines.
+const HOLD: Duration = Duration::from_secs(4);
+const INTERVAL: Duration = Duration::from_secs(3);
+
+/// Every scene is given this long; a machine under load is slow.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// So that a person can read along.
+const PAUSE: Duration = Duration::from_millis(1500);
+
+/// Plays it. With `keep`, everything goes on afterwards until `stop`.
+///
+/// # Errors
+/// When something that should have happened did not.
+pub async fn play(keep: bool, stop: CancellationToken, print: fn(&str)) -> anyhow::Result<()> {
+    let folder = Folder::create()?;
+    let mut stage = Stage::set(&folder.0, print)?;
+    let played = tokio::select! {
+        () = stop.cancelled() => Ok(()),
+        played = stage.acts() => played,
+    };
+    if played.is_ok() && keep && !stop.is_cancelled() {
+        stage.keep(&stop).await;
+    }
+    let ended = stage.end().await;
+    played.and(ended)
+}
+
+/// A folder of our own, removed with all in it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn create() -> anyhow::Result<Self> {
+        let path = std::env::temp_dir().join(format!("csi-warden-demo-{}", std::process::id()));
+        fs::create_dir(&path).with_context(|| format!("cannot make {}; is TMPDIR writable?", path.display()))?;
+        let folder = Self(path);
+        fs::create_dir(folder.0.join("plugins_registry"))
+            .context("cannot make a folder for the registration socket")?;
+        Ok(folder)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // Nothing can be done about a folder that does not go.
+        drop(fs::remove_dir_all(&self.0));
+    }
+}
+
+struct Stage {
+    began: Instant,
+    print: fn(&str),
+    health_file: PathBuf,
+    events: mpsc::Receiver<KubeletEvent>,
+    stop: CancellationToken,
+    agent: tokio::task::JoinHandle<anyhow::Result<()>>,
+    _driver: DemoDriver,
+}
+
+impl Stage {
+    fn set(folder: &Path, print: fn(&str)) -> anyhow::Result<Self> {
+        let registry = folder.join("plugins_registry");
+        let driver_socket = folder.join("csi.sock");
+        let health_file = folder.join("health");
+        let settings = Settings::check(&typed(folder, &registry, &driver_socket, &health_file))?;
+        print("csi-warden demo: an embedded CSI driver and an embedded kubelet, and between them the real agent.");
+        print(&format!(
+            "Shortened for the show: recovery hold {HOLD:?} (30s), health interval {INTERVAL:?} (30s).\n"
+        ));
+        let driver = DemoDriver::start(&driver_socket, DRIVER)
+            .with_context(|| format!("cannot start the embedded driver at {}", driver_socket.display()))?;
+        fs::write(&health_file, "OK\n").context("cannot write the health file")?;
+        let (sender, events) = mpsc::channel(64);
+        let stop = CancellationToken::new();
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the embedded kubelet ends with the show's token"
+        )]
+        tokio::spawn(kubelet::run(registry, KubeletOptions::default(), sender, stop.clone()));
+        #[expect(clippy::disallowed_methods, reason = "joined at the end of the show")]
+        let agent = tokio::spawn(daemon::run(settings, stop.child_token()));
+        let stage = Self {
+            began: Instant::now(),
+            print,
+            health_file,
+            events,
+            stop,
+            agent,
+            _driver: driver,
+        };
+        stage.tell("driver", &format!("{DRIVER} listens"));
+        stage.tell("prober", "writes OK: the hardware is well");
+        Ok(stage)
+    }
+
+    async fn acts(&mut self) -> anyhow::Result<()> {
+        self.expect_registered("the driver is registered: pods can mount")
+            .await?;
+        tokio::time::sleep(PAUSE).await;
+        self.write(
+            "ERROR mlx5_0 port 1 is DOWN",
+            "writes ERROR: one bad look is no verdict, nothing happens",
+        )?;
+        tokio::time::sleep(PAUSE).await;
+        self.write(
+            "ERROR mlx5_0 port 1 is DOWN",
+            "writes ERROR again: two in a row, the driver is unhealthy",
+        )?;
+        self.expect_deregistered("the driver is gone: new pods are told so at once, none hangs")
+            .await?;
+        tokio::time::sleep(PAUSE).await;
+        self.write("OK", &format!("writes OK: recovery begins, and must hold for {HOLD:?}"))?;
+        tokio::time::sleep(PAUSE).await;
+        self.write("OK", "writes OK again")?;
+        self.expect_registered("the driver is back, without a restart of anything")
+            .await
+    }
+
+    async fn keep(&mut self, stop: &CancellationToken) {
+        (self.print)(&format!(
+            "\nEverything goes on. In another terminal, write ERROR twice, more than a second apart, then OK twice:\n\
+             \n    echo 'ERROR unplugged' > {}\n\nCtrl-C ends it.\n",
+            self.health_file.display()
+        ));
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                event = self.events.recv() => match event {
+                    Some(event) => self.tell_event(&event, ""),
+                    None => return,
+                },
+            }
+        }
+    }
+
+    async fn end(self) -> anyhow::Result<()> {
+        self.tell("agent", "is stopped: it unlinks its socket first");
+        self.stop.cancel();
+        self.agent
+            .await
+            .context("the agent's task ended badly")?
+            .context("the agent failed")?;
+        (self.print)("\nThat was it. `csi-warden --help` shows every setting; README.md shows the DaemonSet.");
+        Ok(())
+    }
+
+    fn write(&self, line: &str, words: &str) -> anyhow::Result<()> {
+        let new = self.health_file.with_extension("new");
+        fs::write(&new, format!("{line}\n"))
+            .and_then(|()| fs::rename(&new, &self.health_file))
+            .context("cannot write the health file")?;
+        self.tell("prober", words);
+        Ok(())
+    }
+
+    async fn expect_registered(&mut self, words: &str) -> anyhow::Result<()> {
+        self.expect(words, |event| matches!(event, KubeletEvent::Registered { .. }))
+            .await
+    }
+
+    async fn expect_deregistered(&mut self, words: &str) -> anyhow::Result<()> {
+        self.expect(words, |event| matches!(event, KubeletEvent::Deregistered { .. }))
+            .await
+    }
+
+    async fn expect(&mut self, words: &str, wanted: impl Fn(&KubeletEvent) -> bool) -> anyhow::Result<()> {
+        match timeout(PATIENCE, self.events.recv()).await {
+            Ok(Some(event)) if wanted(&event) => {
+                self.tell_event(&event, words);
+                Ok(())
+            }
+            Ok(Some(event)) => Err(anyhow!("the kubelet did something else: {event:?} instead of: {words}")),
+            Ok(None) => Err(anyhow!("the embedded kubelet ended")),
+            Err(_elapsed) => Err(anyhow!("did not happen within {PATIENCE:?}: {words}")),
+        }
+    }
+
+    fn tell_event(&self, event: &KubeletEvent, words: &str) {
+        let mut text = match event {
+            KubeletEvent::Registered { driver, .. } => format!("has registered {driver}"),
+            KubeletEvent::Deregistered { driver } => format!("has dropped {driver}"),
+            KubeletEvent::Failed { error } => format!("could not register: {error}"),
+        };
+        if !words.is_empty() {
+            // Writing to a String cannot fail.
+            let written = write!(text, ": {words}");
+            debug_assert!(written.is_ok());
+        }
+        self.tell("kubelet", &text);
+    }
+
+    fn tell(&self, who: &str, words: &str) {
+        (self.print)(&format!(
+            "{:>6.1} s  {who:<8} {words}",
+            self.began.elapsed().as_secs_f64()
+        ));
+    }
+}
+
+fn typed(folder: &Path, registry: &Path, driver_socket: &Path, health_file: &Path) -> Typed {
+    Typed {
+        csi_address: driver_socket.display().to_string(),
+        kubelet_registration_path: driver_socket.display().to_string(),
+        plugin_registration_path: registry.to_owned(),
+        timeout: Duration::from_secs(1),
+        http_endpoint: String::new(),
+        health_port: 0,
+        enable_pprof: false,
+        health_file: Some(health_file.to_owned()),
+        health_interval: INTERVAL,
+        health_max_age: Duration::from_secs(90),
+        health_dead_after: Duration::from_secs(600),
+        failure_threshold: 2,
+        success_threshold: 2,
+        confirm_interval: Duration::from_secs(1),
+        recovery_hold: HOLD,
+        max_recovery_hold: Duration::from_secs(600),
+        flap_window: Duration::from_secs(600),
+        start_grace: Duration::from_secs(10),
+        on_unhealthy: None,
+        proxy: None,
+        state_dir: Some(folder.to_owned()),
+        proc_root: PathBuf::from("/proc"),
+        health_only_flags: Vec::new(),
+    }
+}

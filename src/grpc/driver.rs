@@ -1,0 +1,35 @@
+//! The questions we ask a CSI driver.
+
+use super::connect::{CallError, call, origin, request};
+use crate::api::csi::identity_client::IdentityClient;
+use crate::api::csi::node_client::NodeClient;
+use crate::api::csi::{GetPluginInfoRequest, NodeGetInfoRequest, NodeGetInfoResponse};
+use std::{path::Path, time::Duration};
+
+/// The driver's name, as it gives it; may be empty or unfit for a file name.
+///
+/// # Errors
+/// [`CallError`] when it cannot be reached, does not answer within `deadline`, or answers with an error.
+pub async fn plugin_name(driver_socket: &Path, deadline: Duration) -> Result<String, CallError> {
+    call(driver_socket, deadline, |connection| async move {
+        let mut client = IdentityClient::with_origin(connection, origin());
+        Ok(client
+            .get_plugin_info(request(GetPluginInfoRequest {}))
+            .await?
+            .into_inner()
+            .name)
+    })
+    .await
+}
+
+/// What the driver will tell the kubelet about this node.
+///
+/// # Errors
+/// As [`plugin_name`]. Whatever fails here would fail at the kubelet.
+pub async fn node_info(driver_socket: &Path, deadline: Duration) -> Result<NodeGetInfoResponse, CallError> {
+    call(driver_socket, deadline, |connection| async move {
+        let mut client = NodeClient::with_origin(connection, origin());
+        Ok(client.node_get_info(request(NodeGetInfoRequest {})).await?.into_inner())
+    })
+    .await
+}

@@ -1,0 +1,6 @@
+//! gRPC over unix sockets: what hyper and tonic lack for talking with a kubelet and a CSI driver.
+
+pub mod authority;
+pub mod connect;
+pub mod driver;
+pub mod serve;

@@ -1,0 +1,233 @@
+//! What each path answers.
+//!
+//! | path | 200 | else |
+//! |---|---|---|
+//! | `/healthz` | alive: waiting, registered, standing by, or withdrawn on purpose | 404 or 500: the socket is lost or dead |
+//! | `/readyz` | the kubelet has confirmed us since our start, or the driver is withdrawn on purpose | 503 |
+//! | `/registered` | the kubelet has the driver | 503 |
+
+use super::Answer;
+use crate::grpc::connect::CallError;
+use crate::registration::check;
+use crate::registration::{Phase, Status, chain};
+use http::StatusCode;
+use std::io;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// Knows the answers.
+#[derive(Debug)]
+pub struct Answers {
+    status: watch::Receiver<Status>,
+    /// How long our own registration socket may take to answer.
+    deadline: Duration,
+    pprof: bool,
+}
+
+impl Answers {
+    /// Answers from `status`; `/healthz` asks the registration socket itself, within `deadline`.
+    pub fn new(status: watch::Receiver<Status>, deadline: Duration, pprof: bool) -> Self {
+        Self {
+            status,
+            deadline,
+            pprof,
+        }
+    }
+
+    /// The answer to GET `path`.
+    pub async fn get(&self, path: &str) -> Answer {
+        let status = self.status.borrow().clone();
+        match path {
+            "/healthz" => self.healthz(&status).await,
+            "/readyz" => readyz(&status),
+            "/registered" => registered(&status),
+            _ => match path.strip_prefix("/debug/pprof") {
+                Some(rest) if self.pprof => pprof(rest),
+                Some(_) | None => (StatusCode::NOT_FOUND, "404 page not found\n".to_owned()),
+            },
+        }
+    }
+
+    async fn healthz(&self, status: &Status) -> Answer {
+        match status.phase {
+            Phase::WaitingForDriver
+            | Phase::WaitingForHealth
+            | Phase::Withdrawn
+            | Phase::Showing
+            | Phase::StandingBy => (StatusCode::OK, format!("ok: {}", words(status))),
+            Phase::Lost => (
+                StatusCode::NOT_FOUND,
+                format!("registration socket does not exist: {}", words(status)),
+            ),
+            Phase::WaitingForKubelet | Phase::Refused | Phase::Registered => self.ask_socket(status).await,
+        }
+    }
+
+    /// As upstream: the socket must exist and answer GetInfo with our driver's name.
+    async fn ask_socket(&self, status: &Status) -> Answer {
+        let Some(socket) = &status.socket else {
+            return (StatusCode::OK, "ok".to_owned());
+        };
+        match check::plugin_name(socket, self.deadline).await {
+            Ok(name) if Some(&name) == status.driver_name.as_ref() => (StatusCode::OK, "ok".to_owned()),
+            Ok(name) => (
+                StatusCode::INTERNAL_SERVER_ERROR,
+                format!("{} answers for another driver, {name:?}", socket.display()),
+            ),
+            Err(CallError::Connect { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                (StatusCode::NOT_FOUND, "registration socket does not exist".to_owned())
+            }
+            Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, chain(&error)),
+        }
+    }
+}
+
+fn readyz(status: &Status) -> Answer {
+    let ready = match status.phase {
+        Phase::Withdrawn | Phase::Registered => true,
+        Phase::WaitingForDriver
+        | Phase::WaitingForHealth
+        | Phase::Showing
+        | Phase::Lost
+        | Phase::WaitingForKubelet
+        | Phase::Refused
+        | Phase::StandingBy => status.confirmed,
+    };
+    (
+        if ready {
+            StatusCode::OK
+        } else {
+            StatusCode::SERVICE_UNAVAILABLE
+        },
+        words(status),
+    )
+}
+
+fn registered(status: &Status) -> Answer {
+    let code = if status.phase == Phase::Registered {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    (code, words(status))
+}
+
+/// Where the registration stands, for a person.
+fn words(status: &Status) -> String {
+    let place = match status.phase {
+        Phase::WaitingForDriver => "waiting for the driver",
+        Phase::WaitingForHealth => "waiting for the first health verdict",
+        Phase::Withdrawn => "withdrawn on purpose: the driver is unhealthy on this node",
+        Phase::Showing => "showing the registration socket",
+        Phase::Lost => "the registration socket cannot be shown",
+        Phase::WaitingForKubelet => "waiting for the kubelet",
+        Phase::Refused => "refused by the kubelet, which tries again by itself",
+        Phase::Registered => "registered",
+        Phase::StandingBy => "standing by: another agent serves the registration socket",
+    };
+    match &status.trouble {
+        Some(trouble) => format!("{place}: {trouble}"),
+        None => place.to_owned(),
+    }
+}
+
+fn pprof(rest: &str) -> Answer {
+    match rest {
+        "/cmdline" => {
+            let line: Vec<String> = std::env::args().collect();
+            (StatusCode::OK, line.join("\0"))
+        }
+        "" | "/" => (
+            StatusCode::OK,
+            "cmdline: this process's arguments\nprofile, symbol, trace: need Go's runtime, which this program does not have; \
+             use perf on the node\n"
+                .to_owned(),
+        ),
+        _ => (
+            StatusCode::NOT_IMPLEMENTED,
+            "this profile needs Go's runtime, which this program does not have; use perf on the node\n".to_owned(),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::some_instant;
+
+    fn status(phase: Phase, confirmed: bool) -> Status {
+        Status {
+            phase,
+            confirmed,
+            ..Status::waiting(some_instant())
+        }
+    }
+
+    const ALL: [Phase; 9] = [
+        Phase::WaitingForDriver,
+        Phase::WaitingForHealth,
+        Phase::Withdrawn,
+        Phase::Showing,
+        Phase::Lost,
+        Phase::WaitingForKubelet,
+        Phase::Refused,
+        Phase::Registered,
+        Phase::StandingBy,
+    ];
+
+    #[test]
+    fn only_a_confirmed_registration_counts_as_registered() {
+        for phase in ALL {
+            let (code, _) = registered(&status(phase, true));
+            assert_eq!(code == StatusCode::OK, phase == Phase::Registered, "{phase:?}");
+        }
+    }
+
+    #[test]
+    fn readiness_stays_after_the_first_confirmation_and_a_sick_node_is_ready() {
+        for phase in ALL {
+            assert_eq!(readyz(&status(phase, true)).0, StatusCode::OK, "{phase:?}");
+            let unconfirmed = readyz(&status(phase, false)).0;
+            assert_eq!(
+                unconfirmed == StatusCode::OK,
+                matches!(phase, Phase::Registered | Phase::Withdrawn),
+                "{phase:?}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn liveness_fails_only_for_a_socket_that_is_lost_or_dead() {
+        for phase in ALL {
+            let (sender, receiver) = watch::channel(Status {
+                socket: Some("/no/such/socket".into()),
+                ..status(phase, false)
+            });
+            let (code, text) = Answers::new(receiver, Duration::from_secs(1), false)
+                .get("/healthz")
+                .await;
+            let lost = matches!(
+                phase,
+                Phase::Lost | Phase::WaitingForKubelet | Phase::Refused | Phase::Registered
+            );
+            assert_eq!(
+                code,
+                if lost { StatusCode::NOT_FOUND } else { StatusCode::OK },
+                "{phase:?}: {text}"
+            );
+            drop(sender);
+        }
+    }
+
+    #[tokio::test]
+    async fn pprof_is_served_only_when_asked_for() {
+        let (_sender, receiver) = watch::channel(status(Phase::Registered, true));
+        let with = Answers::new(receiver.clone(), Duration::from_secs(1), true);
+        assert_eq!(with.get("/debug/pprof/cmdline").await.0, StatusCode::OK);
+        assert_eq!(with.get("/debug/pprof/profile").await.0, StatusCode::NOT_IMPLEMENTED);
+        let without = Answers::new(receiver, Duration::from_secs(1), false);
+        for path in ["/debug/pprof/cmdline", "/metrics", "/"] {
+            assert_eq!(without.get(path).await.0, StatusCode::NOT_FOUND);
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! A thread of its own for everything of one device that may block in the kernel, so that it blocks nothing else.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+use std::time::Duration;
+use tokio::sync::{Semaphore, oneshot};
+use tokio::time::timeout;
+use tracing::warn;
+
+/// A probe reads small files; 2 MiB (the default) a thread would be most of our memory.
+const STACK_BYTES: usize = 256 * 1024;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// There was no answer in time. The run may still sit in the kernel; the next one waits for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Abandoned;
+
+/// Runs blocking jobs one after the other; at most one is ever outstanding.
+#[derive(Debug)]
+pub struct Lane {
+    name: String,
+    jobs: Option<Sender<Job>>,
+    free: Arc<Semaphore>,
+}
+
+impl Lane {
+    /// A lane for `name`; its thread starts with the first job.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            jobs: None,
+            free: Arc::new(Semaphore::new(1)),
+        }
+    }
+
+    /// Runs `job` on the lane.
+    ///
+    /// # Errors
+    /// [`Abandoned`] when it has not answered within `limit`, waiting for an earlier one included.
+    pub async fn run<T: Send + 'static>(
+        &mut self,
+        limit: Duration,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Abandoned> {
+        let whole = async {
+            let permit = Arc::clone(&self.free)
+                .acquire_owned()
+                .await
+                .map_err(|_closed| Abandoned)?;
+            let (answer, answered) = oneshot::channel();
+            let job: Job = Box::new(move || {
+                let value = job();
+                // The lane is free before the answer is read.
+                drop(permit);
+                // Nobody waits for an abandoned run's answer.
+                drop(answer.send(value));
+            });
+            self.send(job)?;
+            answered.await.map_err(|_panicked| Abandoned)
+        };
+        timeout(limit, whole).await.unwrap_or(Err(Abandoned))
+    }
+
+    fn send(&mut self, job: Job) -> Result<(), Abandoned> {
+        let job = match &self.jobs {
+            Some(jobs) => match jobs.send(job) {
+                Ok(()) => return Ok(()),
+                // A job panicked and took the thread with it: a new one does the next.
+                Err(lost) => lost.0,
+            },
+            None => job,
+        };
+        let (jobs, received) = channel::<Job>();
+        let thread = thread::Builder::new()
+            .name(self.name.clone())
+            .stack_size(STACK_BYTES)
+            .spawn(move || {
+                for job in received {
+                    job();
+                }
+            });
+        if let Err(error) = thread {
+            warn!(
+                error = &error as &dyn std::error::Error,
+                part = self.name,
+                "cannot start a probe's thread"
+            );
+            return Err(Abandoned);
+        }
+        let sent = jobs.send(job);
+        self.jobs = Some(jobs);
+        sent.map_err(|_ended| Abandoned)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    #[tokio::test]
+    async fn a_blocked_job_is_abandoned_and_the_lane_works_again_when_it_returns() {
+        let mut lane = Lane::new("test");
+        let (release, blocked) = channel::<()>();
+        let short = Duration::from_millis(50);
+        assert_eq!(lane.run(short, move || drop(blocked.recv())).await, Err(Abandoned));
+        let runs = Arc::new(AtomicU32::new(0));
+        for _ in 0..3 {
+            let runs = Arc::clone(&runs);
+            assert_eq!(
+                lane.run(short, move || runs.fetch_add(1, Ordering::SeqCst)).await,
+                Err(Abandoned)
+            );
+        }
+        assert_eq!(runs.load(Ordering::SeqCst), 0, "at most one outstanding");
+        release.send(()).unwrap();
+        assert_eq!(lane.run(Duration::from_secs(10), || 7).await, Ok(7));
+    }
+
+    #[tokio::test]
+    async fn a_panicking_job_costs_one_answer_not_the_lane() {
+        let mut lane = Lane::new("test");
+        let long = Duration::from_secs(10);
+        assert_eq!(
+            lane.run(long, || assert!(std::hint::black_box(false), "on purpose"))
+                .await,
+            Err(Abandoned)
+        );
+        // The dead thread's channel may close a moment later.
+        let mut answer = Err(Abandoned);
+        for _ in 0..100 {
+            answer = lane.run(long, || 7).await;
+            if answer.is_ok() {
+                break;
+            }
+        }
+        assert_eq!(answer, Ok(7));
+    }
+}

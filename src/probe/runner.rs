@@ -1,0 +1,237 @@
+//! Gives one probe its rounds: by its period, at once on an event, and again soon after a hard failure.
+
+use super::Probe;
+use crate::policy::outcome::{Outcome, Severity};
+use crate::policy::round::{Answer, Rounds, Timing};
+use std::num::NonZeroU32;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+/// Events closer than this are one round, so that a storm of them costs little.
+const EVENT_GAP: Duration = Duration::from_millis(10);
+
+/// When a probe runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Schedule {
+    /// From the start of one round to the start of the next.
+    pub period: Duration,
+    /// How long one run may take.
+    pub timeout: Duration,
+    /// A hard failure is looked at again after this.
+    pub confirm_interval: Duration,
+    /// Failures in a row that decide; beyond them nothing needs confirming.
+    pub failure_threshold: NonZeroU32,
+}
+
+/// What one round said.
+#[derive(Debug)]
+pub struct Report {
+    /// The probe's number.
+    pub probe: usize,
+    /// Its word.
+    pub outcome: Outcome,
+    /// When the round ended.
+    pub at: Instant,
+}
+
+/// Runs `probe` until `stop`; rounds never overlap.
+pub async fn run_rounds<P: Probe>(
+    number: usize,
+    mut probe: P,
+    schedule: Schedule,
+    reports: mpsc::Sender<Report>,
+    stop: CancellationToken,
+) {
+    let mut rounds = Rounds::new(schedule.timeout);
+    let mut next = Instant::now();
+    let mut confirm_at = None;
+    let mut events_from = next;
+    let mut hard_failures = 0;
+    loop {
+        let due = confirm_at.map_or(next, |at: Instant| at.min(next));
+        let planned = tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            () = sleep_until(due) => Some(due),
+            () = async { sleep_until(events_from).await; probe.changed().await } => None,
+        };
+        let started = Instant::now();
+        if confirm_at.is_some_and(|at| at <= started) {
+            confirm_at = None;
+        }
+        let answer = tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            answer = probe.run(started.into_std(), schedule.timeout) => answer,
+        };
+        let ended = Instant::now();
+        let timing = Timing {
+            late: planned.map_or(Duration::ZERO, |planned| started - planned),
+            took: ended - started,
+        };
+        let answer = answer.map_or(Answer::Abandoned, Answer::Given);
+        if let Some(outcome) = rounds.judge(timing, answer) {
+            match outcome {
+                Outcome::Failure(_, Severity::Hard) => {
+                    hard_failures += 1;
+                    if hard_failures < schedule.failure_threshold.get() {
+                        confirm_at = Some(started + schedule.confirm_interval);
+                    }
+                }
+                Outcome::Success | Outcome::Warning(_) | Outcome::Failure(_, Severity::Soft) => hard_failures = 0,
+                Outcome::Unknown(_) => {}
+            }
+            if reports
+                .send(Report {
+                    probe: number,
+                    outcome,
+                    at: ended,
+                })
+                .await
+                .is_err()
+            {
+                return;
+            }
+        }
+        next = started + schedule.period;
+        events_from = ended + EVENT_GAP;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::outcome::Reason;
+    use crate::probe::lane::Abandoned;
+    use std::sync::{Arc, Mutex};
+    use tokio::sync::Notify;
+
+    /// Notes when it ran; says what it is told to.
+    struct Script {
+        runs: Arc<Mutex<Vec<Instant>>>,
+        says: Outcome,
+        event: Arc<Notify>,
+        takes: Duration,
+    }
+
+    impl Probe for Script {
+        async fn run(&mut self, _now: std::time::Instant, timeout: Duration) -> Result<Option<Outcome>, Abandoned> {
+            self.runs.lock().unwrap().push(Instant::now());
+            match tokio::time::timeout(timeout, tokio::time::sleep(self.takes)).await {
+                Ok(()) => Ok(Some(self.says.clone())),
+                Err(_) => Err(Abandoned),
+            }
+        }
+
+        async fn changed(&mut self) {
+            self.event.notified().await;
+        }
+    }
+
+    fn schedule(failure_threshold: u32) -> Schedule {
+        Schedule {
+            period: Duration::from_secs(30),
+            timeout: Duration::from_secs(3),
+            confirm_interval: Duration::from_secs(1),
+            failure_threshold: NonZeroU32::new(failure_threshold).unwrap(),
+        }
+    }
+
+    struct Bed {
+        runs: Arc<Mutex<Vec<Instant>>>,
+        event: Arc<Notify>,
+        stop: CancellationToken,
+        reports: mpsc::Receiver<Report>,
+        start: Instant,
+    }
+
+    impl Bed {
+        fn start(says: Outcome, takes: Duration, failure_threshold: u32) -> Self {
+            let (runs, event, stop) = (Arc::default(), Arc::new(Notify::new()), CancellationToken::new());
+            let (sender, reports) = mpsc::channel(1000);
+            let probe = Script {
+                runs: Arc::clone(&runs),
+                says,
+                event: Arc::clone(&event),
+                takes,
+            };
+            #[expect(clippy::disallowed_methods, reason = "a test's own task")]
+            tokio::spawn(run_rounds(0, probe, schedule(failure_threshold), sender, stop.clone()));
+            Self {
+                runs,
+                event,
+                stop,
+                reports,
+                start: Instant::now(),
+            }
+        }
+
+        fn seconds(&self) -> Vec<u64> {
+            self.runs
+                .lock()
+                .unwrap()
+                .iter()
+                .map(|at| (*at - self.start).as_secs())
+                .collect()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn runs_at_once_and_then_once_a_period() {
+        let bed = Bed::start(Outcome::Success, Duration::ZERO, 2);
+        tokio::time::sleep(Duration::from_secs(95)).await;
+        assert_eq!(bed.seconds(), [0, 30, 60, 90]);
+        bed.stop.cancel();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn first_hard_failure_is_confirmed_after_the_confirm_interval() {
+        let failure = Outcome::Failure(Reason::new("PortDown", ""), Severity::Hard);
+        let bed = Bed::start(failure, Duration::ZERO, 2);
+        tokio::time::sleep(Duration::from_secs(62)).await;
+        assert_eq!(
+            bed.seconds(),
+            [0, 1, 31, 61],
+            "and the decided failure returns to the period"
+        );
+        bed.stop.cancel();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn soft_failure_waits_for_its_period() {
+        let failure = Outcome::Failure(Reason::new("NotAnswering", ""), Severity::Soft);
+        let bed = Bed::start(failure, Duration::ZERO, 2);
+        tokio::time::sleep(Duration::from_secs(35)).await;
+        assert_eq!(bed.seconds(), [0, 30]);
+        bed.stop.cancel();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_runs_at_once_and_a_storm_is_bounded() {
+        let bed = Bed::start(Outcome::Success, Duration::ZERO, 2);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        bed.event.notify_one();
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        assert_eq!(bed.seconds(), [0, 5]);
+        for _ in 0..10_000 {
+            bed.event.notify_one();
+            tokio::time::sleep(Duration::from_micros(100)).await;
+        }
+        assert!(bed.runs.lock().unwrap().len() < 110);
+        bed.stop.cancel();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_probe_is_abandoned_each_time_and_never_overlaps() {
+        let mut bed = Bed::start(Outcome::Success, Duration::from_secs(3600), 2);
+        let mut said = Vec::new();
+        for _ in 0..3 {
+            said.push(bed.reports.recv().await.unwrap().outcome.name());
+        }
+        assert_eq!(said, ["unknown", "unknown", "failure"]);
+        assert_eq!(bed.seconds(), [0, 30, 60]);
+        bed.stop.cancel();
+    }
+}

@@ -1,0 +1,524 @@
+//! The driver's place in the kubelet: shows, heals and withdraws the registration socket as `policy::registration` says.
+
+pub mod check;
+pub mod server;
+pub mod socket;
+
+mod status;
+
+pub use status::{Phase, Status};
+
+use crate::api::csi::NodeGetInfoResponse;
+use crate::grpc::connect::CallError;
+use crate::grpc::driver;
+use crate::parts::{Fatal, Parts};
+use crate::path_watch::PathWatch;
+use crate::policy::admission::Admission;
+use crate::policy::backoff::Backoff;
+use crate::policy::registration::{Action, Event, PathState, Registration, RegistrationTimings, Rival, State};
+use crate::quiet::Quiet;
+use server::{KubeletCall, KubeletService};
+use socket::{FileId, Found, PublishError, SocketPath};
+use std::collections::VecDeque;
+use std::error::Error;
+use std::future::Future;
+use std::io;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+/// How often the path is looked at although no event came: inotify can lose some.
+const RECHECK: Duration = Duration::from_secs(5);
+
+/// How long a socket in our place may take to answer GetInfo; the kubelet gives it as long.
+const RIVAL_DEADLINE: Duration = Duration::from_secs(1);
+
+/// A socket that accepts but does not answer counts as dead after this many looks in a row.
+const SILENT_LOOKS: u32 = 3;
+
+/// Longest time that one NodeGetInfo may take: the kubelet's own limit.
+const NODE_INFO_DEADLINE: Duration = Duration::from_secs(120);
+
+/// What the first NodeGetInfo is given; doubled with each that was too slow.
+const FIRST_NODE_INFO_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Whom to register, and where.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The driver's own socket.
+    pub driver_socket: PathBuf,
+    /// The driver's name, as it gave it.
+    pub driver_name: String,
+    /// What the kubelet is told to dial.
+    pub endpoint: String,
+    /// Where the registration socket goes.
+    pub socket: SocketPath,
+    /// The waits.
+    pub timings: RegistrationTimings,
+}
+
+type Asking = Pin<Box<dyn Future<Output = Result<NodeGetInfoResponse, CallError>> + Send>>;
+
+/// The part that keeps the registration.
+pub struct RegistrationPart {
+    settings: Settings,
+    parts: Parts,
+    policy: Registration,
+    status: watch::Sender<Status>,
+    calls: mpsc::Sender<KubeletCall>,
+    /// The socket we serve, whoever holds the path.
+    served: Option<Served>,
+    asking: Option<Asking>,
+    node_info_deadline: Backoff,
+    next_deadline: Duration,
+    last_info: Option<NodeGetInfoResponse>,
+    silent_looks: u32,
+    trouble: Option<String>,
+    driver_quiet: Quiet,
+    refusal_quiet: Quiet,
+    rival_quiet: Quiet,
+}
+
+struct Served {
+    id: FileId,
+    /// Dropped after the unlink: it keeps the inode from being reused.
+    stop: CancellationToken,
+}
+
+impl RegistrationPart {
+    /// Nothing is shown yet. `status` is told about every change.
+    pub fn new(
+        settings: Settings,
+        parts: &Parts,
+        status: watch::Sender<Status>,
+    ) -> (Self, mpsc::Receiver<KubeletCall>) {
+        let (calls, received) = mpsc::channel(16);
+        let mut node_info_deadline = Backoff::new(FIRST_NODE_INFO_DEADLINE, NODE_INFO_DEADLINE);
+        let part = Self {
+            policy: Registration::new(settings.timings.clone(), Instant::now().into_std()),
+            settings,
+            parts: parts.clone(),
+            status,
+            calls,
+            served: None,
+            asking: None,
+            next_deadline: node_info_deadline.pause(),
+            node_info_deadline,
+            last_info: None,
+            silent_looks: 0,
+            trouble: None,
+            driver_quiet: Quiet::default(),
+            refusal_quiet: Quiet::default(),
+            rival_quiet: Quiet::default(),
+        };
+        (part, received)
+    }
+
+    /// Follows the verdict, the kubelet and the folder until all must end; then withdraws the socket.
+    ///
+    /// # Errors
+    /// When something that is not a socket holds the path.
+    pub async fn run(
+        mut self,
+        mut received: mpsc::Receiver<KubeletCall>,
+        mut admission: watch::Receiver<Admission>,
+    ) -> Result<(), Fatal> {
+        let stop = self.parts.stop().clone();
+        let mut watch = PathWatch::new(self.settings.socket.path());
+        let mut recheck = tokio::time::interval(RECHECK);
+        recheck.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        admission.mark_changed();
+        let result = loop {
+            let deadline = self.policy.deadline().map(Instant::from_std);
+            let event = tokio::select! {
+                biased;
+                () = stop.cancelled() => break Ok(()),
+                Ok(()) = admission.changed() => match *admission.borrow_and_update() {
+                    Admission::Show => Some(Event::Wanted),
+                    Admission::Withhold => Some(Event::Unwanted),
+                    Admission::Wait => None,
+                },
+                Some(call) = received.recv() => Some(self.heard(call)),
+                answer = answer(&mut self.asking) => Some(self.answered(answer)),
+                () = watch.changed() => self.look().await?,
+                _ = recheck.tick() => {
+                    watch.recheck();
+                    self.look().await?
+                }
+                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
+                    self.impatient();
+                    Some(Event::Tick)
+                }
+            };
+            if let Some(event) = event
+                && let Err(error) = self.happened(event).await
+            {
+                break Err(error);
+            }
+            self.publish_status();
+        };
+        self.withdraw().await;
+        result
+    }
+
+    /// Lets the policy decide and does what it says, until it says nothing more.
+    async fn happened(&mut self, event: Event) -> Result<(), Fatal> {
+        let mut events = VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
+            let before = self.policy.state();
+            let action = self.policy.on(event, Instant::now().into_std());
+            self.tell(before);
+            match action {
+                None => {}
+                Some(Action::AskDriver) => self.ask(),
+                Some(Action::Withdraw) => self.withdraw().await,
+                Some(Action::Publish(rival)) => events.push_back(self.publish(rival).await?),
+            }
+        }
+        Ok(())
+    }
+
+    fn heard(&mut self, call: KubeletCall) -> Event {
+        match call {
+            KubeletCall::GetInfo => Event::GetInfo,
+            KubeletCall::Accepted => {
+                self.trouble = None;
+                if self.refusal_quiet.end() {
+                    info!(
+                        driver.name = self.settings.driver_name,
+                        "the kubelet accepts the driver again"
+                    );
+                }
+                Event::Accepted
+            }
+            KubeletCall::Refused(text) => {
+                let shown = format!("the kubelet refused the driver: {text}");
+                if self.refusal_quiet.begin_or_repeat(&text, Instant::now()) {
+                    error!(
+                        driver.name = self.settings.driver_name,
+                        endpoint = self.settings.endpoint,
+                        error = text,
+                        "the kubelet could not register the driver; it will try again by itself"
+                    );
+                }
+                self.trouble = Some(shown);
+                Event::Refused
+            }
+        }
+    }
+
+    fn ask(&mut self) {
+        let (socket, deadline) = (self.settings.driver_socket.clone(), self.next_deadline);
+        self.asking = Some(Box::pin(async move { driver::node_info(&socket, deadline).await }));
+    }
+
+    fn answered(&mut self, answer: Result<NodeGetInfoResponse, CallError>) -> Event {
+        self.asking = None;
+        match answer {
+            Ok(info) if info.node_id.is_empty() => self.driver_trouble(
+                "the driver's NodeGetInfo gives an empty node ID, which the kubelet refuses",
+                None,
+            ),
+            Ok(info) => {
+                if self.driver_quiet.end() {
+                    info!(
+                        driver.name = self.settings.driver_name,
+                        "the driver answers NodeGetInfo again"
+                    );
+                }
+                if let Some(before) = &self.last_info
+                    && *before != info
+                {
+                    info!(
+                        driver.name = self.settings.driver_name,
+                        before = ?before,
+                        after = ?info,
+                        "the driver tells other facts about this node than at its last registration"
+                    );
+                }
+                self.last_info = Some(info);
+                self.trouble = None;
+                Event::DriverAnswered
+            }
+            Err(error) => {
+                if matches!(error, CallError::Deadline { .. }) {
+                    self.next_deadline = self.node_info_deadline.pause();
+                }
+                self.driver_trouble(
+                    "the driver does not answer NodeGetInfo, so the kubelet would refuse it; asking again",
+                    Some(&error),
+                )
+            }
+        }
+    }
+
+    fn driver_trouble(&mut self, what: &'static str, error: Option<&CallError>) -> Event {
+        let text = error.map_or_else(|| what.to_owned(), chain);
+        if self.driver_quiet.begin_or_repeat(&text, Instant::now()) {
+            warn!(
+                driver.name = self.settings.driver_name,
+                socket.path = %self.settings.driver_socket.display(),
+                error = text,
+                "{what}"
+            );
+        }
+        self.trouble = Some(text);
+        Event::DriverFailed
+    }
+
+    async fn publish(&mut self, rival: Rival) -> Result<Event, Fatal> {
+        if rival == Rival::Yield && self.path_state().await? == Some(PathState::Held) {
+            return Ok(Event::Path(PathState::Held));
+        }
+        match self.settings.socket.publish() {
+            Ok((listener, id)) => {
+                let stop = self.parts.stop().child_token();
+                let service =
+                    KubeletService::new(&self.settings.driver_name, &self.settings.endpoint, self.calls.clone());
+                service.serve(listener, &self.parts, stop.clone());
+                if let Some(old) = self.served.replace(Served { id, stop }) {
+                    old.stop.cancel();
+                }
+                info!(
+                    driver.name = self.settings.driver_name,
+                    socket.path = %self.settings.socket.path().display(),
+                    endpoint = self.settings.endpoint,
+                    "Registration Server started"
+                );
+                self.trouble = None;
+                Ok(Event::Published)
+            }
+            Err(error @ PublishError::NotASocket { .. }) => Err(error.into()),
+            Err(error) => {
+                let text = chain(&error);
+                if self.rival_quiet.begin_or_repeat(&text, Instant::now()) {
+                    error!(
+                        error = &error as &dyn Error,
+                        "cannot show the registration socket; trying again"
+                    );
+                }
+                self.trouble = Some(text);
+                Ok(Event::PublishFailed)
+            }
+        }
+    }
+
+    /// Unlinks our socket, or a dead one in its place, and only then stops listening.
+    async fn withdraw(&mut self) {
+        self.asking = None;
+        let socket = self.settings.socket.clone();
+        let removed = match socket.found() {
+            Ok(Found::Socket(id)) => {
+                let ours = self.served.as_ref().is_some_and(|served| served.id == id);
+                if ours || self.rival().await == RivalState::Dead {
+                    socket.withdraw(id)
+                } else {
+                    Ok(false)
+                }
+            }
+            Ok(Found::Nothing | Found::NotASocket) => Ok(false),
+            Err(error) => Err(error),
+        };
+        match removed {
+            Ok(true) => info!(
+                driver.name = self.settings.driver_name,
+                socket.path = %socket.path().display(),
+                "registration socket withdrawn; the kubelet drops the driver"
+            ),
+            Ok(false) => {}
+            Err(error) => error!(
+                error = &error as &dyn Error,
+                socket.path = %socket.path().display(),
+                "cannot unlink the registration socket, so the kubelet still has the driver"
+            ),
+        }
+        if let Some(served) = self.served.take() {
+            served.stop.cancel();
+        }
+    }
+
+    /// What the path holds, as an event if it can matter now.
+    async fn look(&mut self) -> Result<Option<Event>, Fatal> {
+        match self.policy.state() {
+            State::Hidden { .. } => Ok(None),
+            State::Asking { .. }
+            | State::Publishing { .. }
+            | State::Shown { .. }
+            | State::Answered { .. }
+            | State::Registered
+            | State::Refused { .. }
+            | State::StandingBy => Ok(self.path_state().await?.map(Event::Path)),
+        }
+    }
+
+    /// `None` while it cannot be told.
+    async fn path_state(&mut self) -> Result<Option<PathState>, Fatal> {
+        let found = match self.settings.socket.found() {
+            Ok(found) => found,
+            Err(error) => {
+                if self.rival_quiet.begin_or_repeat(&error.to_string(), Instant::now()) {
+                    warn!(error = &error as &dyn Error, "cannot look at the registration socket");
+                }
+                return Ok(None);
+            }
+        };
+        match found {
+            Found::Nothing => Ok(Some(PathState::Gone)),
+            Found::NotASocket => Err(PublishError::NotASocket {
+                path: self.settings.socket.path().to_owned(),
+            }
+            .into()),
+            Found::Socket(id) if self.served.as_ref().is_some_and(|served| served.id == id) => {
+                self.silent_looks = 0;
+                Ok(Some(PathState::Ours))
+            }
+            Found::Socket(_) => match self.rival().await {
+                RivalState::Answers => {
+                    self.silent_looks = 0;
+                    Ok(Some(PathState::Held))
+                }
+                RivalState::Dead => Ok(Some(PathState::Dead)),
+                RivalState::Silent => {
+                    self.silent_looks += 1;
+                    Ok((self.silent_looks >= SILENT_LOOKS).then_some(PathState::Dead))
+                }
+            },
+        }
+    }
+
+    fn rival(&self) -> impl Future<Output = RivalState> + Send + use<> {
+        look_at_rival(self.settings.socket.clone(), self.settings.driver_name.clone())
+    }
+
+    /// Our patience with the kubelet is at its end: say why we publish again.
+    fn impatient(&self) {
+        match self.policy.state() {
+            State::Shown { .. } => warn!(
+                socket.path = %self.settings.socket.path().display(),
+                waited = ?self.policy.since().elapsed(),
+                "the kubelet does not ask for the driver: is it running, and does the host path behind --plugin-registration-path \
+                 lie in its root folder (/var/lib/kubelet/plugins_registry unless it was moved)? Showing the socket again"
+            ),
+            State::Answered { .. } => warn!(
+                waited = ?self.policy.since().elapsed(),
+                "the kubelet asked for the driver and never said how it ended; showing the socket again"
+            ),
+            State::Refused { .. } => {
+                warn!(waited = ?self.policy.since().elapsed(), "the kubelet refused and did not come back; showing the socket again");
+            }
+            State::Hidden { .. }
+            | State::Asking { .. }
+            | State::Publishing { .. }
+            | State::Registered
+            | State::StandingBy => {}
+        }
+    }
+
+    fn tell(&mut self, before: State) {
+        let after = self.policy.state();
+        if std::mem::discriminant(&before) == std::mem::discriminant(&after) {
+            return;
+        }
+        let driver = self.settings.driver_name.as_str();
+        let path = self.settings.socket.path().display();
+        match after {
+            State::Registered => {
+                if self.rival_quiet.end() {
+                    info!(socket.path = %path, "the registration socket is in its place again");
+                }
+                info!(driver.name = driver, "the kubelet has registered the driver");
+            }
+            State::StandingBy => info!(
+                socket.path = %path,
+                "another agent serves our registration socket's path; standing by until it stops answering"
+            ),
+            State::Asking { .. } => match before {
+                State::Registered | State::StandingBy => {
+                    warn!(socket.path = %path, "the registration socket is gone or dead; showing ours again");
+                }
+                State::Hidden { .. }
+                | State::Asking { .. }
+                | State::Publishing { .. }
+                | State::Shown { .. }
+                | State::Answered { .. }
+                | State::Refused { .. } => {}
+            },
+            State::Hidden { .. }
+            | State::Publishing { .. }
+            | State::Shown { .. }
+            | State::Answered { .. }
+            | State::Refused { .. } => {}
+        }
+    }
+
+    fn publish_status(&self) {
+        let status = Status {
+            phase: Phase::of(self.policy.state(), self.trouble.is_some()),
+            since: self.policy.since(),
+            confirmed: self.policy.confirmed(),
+            driver_name: Some(self.settings.driver_name.clone()),
+            socket: Some(self.settings.socket.path().to_owned()),
+            trouble: self.trouble.clone(),
+            wanted: self.policy.wanted(),
+        };
+        self.status.send_if_modified(|old| {
+            let changed = *old != status;
+            if changed {
+                *old = status;
+            }
+            changed
+        });
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RivalState {
+    Answers,
+    /// Accepts, and says nothing sensible.
+    Silent,
+    Dead,
+}
+
+/// Who answers on the socket at our path that is not ours.
+async fn look_at_rival(socket: SocketPath, driver_name: String) -> RivalState {
+    match check::plugin_name(socket.path(), RIVAL_DEADLINE).await {
+        Ok(name) => {
+            if name != driver_name {
+                warn!(socket.path = %socket.path().display(), other.name = name, "another driver answers on our registration socket's path");
+            }
+            RivalState::Answers
+        }
+        // Any other error, such as a permission denied, does not tell that nobody is there.
+        Err(CallError::Connect { source, .. }) => {
+            let dead = matches!(
+                source.kind(),
+                io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
+            );
+            if dead { RivalState::Dead } else { RivalState::Answers }
+        }
+        Err(CallError::Deadline { .. } | CallError::Status { .. }) => RivalState::Silent,
+    }
+}
+
+async fn answer(asking: &mut Option<Asking>) -> Result<NodeGetInfoResponse, CallError> {
+    match asking {
+        Some(call) => call.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The error and what is behind it, in one line.
+pub(crate) fn chain(error: &(impl Error + ?Sized)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        source = error.source();
+    }
+    text
+}

@@ -1,0 +1,411 @@
+//! The verdict, kept over our own restarts: one small JSON file, valid for this boot and these probes only.
+
+use crate::policy::health::Past;
+use crate::policy::outcome::Health;
+use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat};
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The form's version. A file of another version is set aside.
+const SCHEMA: u32 = 1;
+
+/// Ours is below 2 KiB.
+const MAX_BYTES: u64 = 64 * 1024;
+
+/// Where the verdict is kept, and what it is valid for.
+#[derive(Debug, Clone)]
+pub struct StateFile {
+    path: PathBuf,
+    driver: String,
+    boot_id: Option<String>,
+    /// What the probes assert, in words. Another set of probes is another verdict.
+    probes: String,
+}
+
+/// Why a file was not taken over. It has been set aside, or left where even that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// It cannot be opened or read.
+    #[error("cannot read {}", .path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's word.
+        source: io::Error,
+    },
+    /// It is not a file of ours.
+    #[error("{} {problem}; set aside as {}", .path.display(), .aside.display())]
+    Odd {
+        /// The file.
+        path: PathBuf,
+        /// What is odd about it.
+        problem: String,
+        /// Its new name.
+        aside: PathBuf,
+    },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Written {
+    schema: u32,
+    driver: String,
+    boot_id: String,
+    probes: String,
+    health: String,
+    /// Seconds since boot; the wall clock may be stepped.
+    since_boot_seconds: f64,
+    verdicts: BTreeMap<String, String>,
+    outages_boot_seconds: Vec<f64>,
+    reason: Option<String>,
+}
+
+impl StateFile {
+    /// The file for `driver` in `folder`. `probes` says what is watched, and how.
+    pub fn new(folder: &Path, driver: &str, probes: String, proc_root: &Path) -> Self {
+        let boot_id = fs::read_to_string(proc_root.join("sys/kernel/random/boot_id")).ok();
+        let boot_id = boot_id
+            .map(|text| text.trim().to_owned())
+            .filter(|text| !text.is_empty());
+        Self {
+            path: folder.join(format!("{driver}-warden.json")),
+            driver: driver.to_owned(),
+            boot_id,
+            probes,
+        }
+    }
+
+    /// The file's path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The verdict of our previous run, if it was in this boot, for this driver and with the same probes.
+    ///
+    /// # Errors
+    /// When something is there that is not a state file of ours. It is set aside; the caller goes on without.
+    pub fn load(&self, now: Instant) -> Result<Option<Past>, LoadError> {
+        let text = match self.read() {
+            Ok(Some(text)) => text,
+            Ok(None) => return Ok(None),
+            Err(Problem::Io(source)) => {
+                return Err(LoadError::Io {
+                    path: self.path.clone(),
+                    source,
+                });
+            }
+            Err(Problem::Odd(problem)) => return Err(self.set_aside(problem)),
+        };
+        let written: Written = match serde_json::from_slice(&text) {
+            Ok(written) => written,
+            Err(error) => return Err(self.set_aside(format!("is no state file ({error})"))),
+        };
+        if written.schema != SCHEMA {
+            return Err(self.set_aside(format!("has schema {}, not {SCHEMA}", written.schema)));
+        }
+        let same = Some(&written.boot_id) == self.boot_id.as_ref()
+            && written.driver == self.driver
+            && written.probes == self.probes;
+        if !same {
+            return Ok(None);
+        }
+        let Some(health) = health(&written.health) else {
+            return Err(self.set_aside(format!("has the unknown verdict {:?}", written.health)));
+        };
+        let clock = BootClock::read(now);
+        Ok(Some(Past {
+            health,
+            since: clock.instant(written.since_boot_seconds),
+            probes: written
+                .verdicts
+                .into_iter()
+                .filter_map(|(name, word)| Some((name, self::health(&word)?)))
+                .collect(),
+            falls: written
+                .outages_boot_seconds
+                .into_iter()
+                .map(|seconds| clock.instant(seconds))
+                .collect(),
+        }))
+    }
+
+    /// Writes the verdict in one step. Blocks as long as the file system does.
+    ///
+    /// # Errors
+    /// The operating system's. Nothing is lost but the memory of this verdict.
+    pub fn save(&self, past: &Past, reason: Option<String>, now: Instant) -> io::Result<()> {
+        let Some(boot_id) = self.boot_id.clone() else {
+            return Err(io::Error::other(
+                "the boot's ID is unknown, so the verdict could not be told from an older boot's",
+            ));
+        };
+        let clock = BootClock::read(now);
+        let written = Written {
+            schema: SCHEMA,
+            driver: self.driver.clone(),
+            boot_id,
+            probes: self.probes.clone(),
+            health: past.health.name().to_owned(),
+            since_boot_seconds: clock.seconds(past.since),
+            verdicts: past
+                .probes
+                .iter()
+                .map(|(name, health)| (name.clone(), health.name().to_owned()))
+                .collect(),
+            outages_boot_seconds: past.falls.iter().map(|fall| clock.seconds(*fall)).collect(),
+            reason,
+        };
+        let text = serde_json::to_vec_pretty(&written).map_err(io::Error::other)?;
+        let hidden = self.path.with_extension(format!("json.{}.new", std::process::id()));
+        let write = || {
+            // A leftover of a process with our number, or a trap: never written through.
+            drop(fs::remove_file(&hidden));
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let mut file = File::from(openat(CWD, &hidden, flags, Mode::RUSR | Mode::WUSR)?);
+            file.write_all(&text)?;
+            fs::rename(&hidden, &self.path)
+        };
+        write().inspect_err(|_| drop(fs::remove_file(&hidden)))
+    }
+
+    fn read(&self) -> Result<Option<Vec<u8>>, Problem> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file = match openat(CWD, &self.path, flags, Mode::empty()) {
+            Ok(file) => file,
+            Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => return Ok(None),
+            Err(rustix::io::Errno::LOOP) => return Err(Problem::Odd("is a link".to_owned())),
+            Err(rustix::io::Errno::NXIO) => return Err(Problem::Odd("is not a regular file".to_owned())),
+            Err(error) => return Err(Problem::Io(error.into())),
+        };
+        let stat = fstat(&file).map_err(|error| Problem::Io(error.into()))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(Problem::Odd("is not a regular file".to_owned()));
+        }
+        let uid = rustix::process::geteuid().as_raw();
+        if stat.st_uid != uid && stat.st_uid != 0 {
+            return Err(Problem::Odd(format!(
+                "belongs to uid {}, not to us ({uid})",
+                stat.st_uid
+            )));
+        }
+        let mut text = Vec::new();
+        File::from(file)
+            .take(MAX_BYTES + 1)
+            .read_to_end(&mut text)
+            .map_err(Problem::Io)?;
+        if text.len() as u64 > MAX_BYTES {
+            return Err(Problem::Odd(format!("has over {MAX_BYTES} bytes")));
+        }
+        Ok(Some(text))
+    }
+
+    /// Gives what is at the path another name, so that nothing is lost and ours has its place.
+    fn set_aside(&self, problem: String) -> LoadError {
+        let aside = (1..100)
+            .map(|number| self.path.with_extension(format!("json.odd-{number}")))
+            .find(|aside| fs::symlink_metadata(aside).is_err())
+            .unwrap_or_else(|| self.path.with_extension("json.odd-100"));
+        match fs::rename(&self.path, &aside) {
+            Ok(()) => LoadError::Odd {
+                path: self.path.clone(),
+                problem,
+                aside,
+            },
+            Err(source) => LoadError::Io {
+                path: self.path.clone(),
+                source,
+            },
+        }
+    }
+}
+
+enum Problem {
+    Io(io::Error),
+    Odd(String),
+}
+
+fn health(word: &str) -> Option<Health> {
+    [Health::Unknown, Health::Healthy, Health::Unhealthy]
+        .into_iter()
+        .find(|health| health.name() == word)
+}
+
+/// Both clocks at one moment. The boot clock goes on over our restarts, the monotonic one has no zero that a file could name.
+struct BootClock {
+    now: Instant,
+    boot: Duration,
+}
+
+impl BootClock {
+    fn read(now: Instant) -> Self {
+        let time = clock_gettime(ClockId::Boottime);
+        let boot = Duration::new(
+            u64::try_from(time.tv_sec).unwrap_or_default(),
+            u32::try_from(time.tv_nsec).unwrap_or_default(),
+        );
+        Self { now, boot }
+    }
+
+    /// A moment in the future, or nonsense, is now: it can only make us wait longer.
+    fn instant(&self, boot_seconds: f64) -> Instant {
+        let then = Duration::try_from_secs_f64(boot_seconds).unwrap_or(self.boot);
+        self.now.checked_sub(self.boot.saturating_sub(then)).unwrap_or(self.now)
+    }
+
+    fn seconds(&self, instant: Instant) -> f64 {
+        self.boot
+            .saturating_sub(self.now.saturating_duration_since(instant))
+            .as_secs_f64()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::some_instant;
+    use std::os::unix::fs::symlink;
+
+    struct Bed {
+        folder: tempfile::TempDir,
+        now: Instant,
+    }
+
+    impl Bed {
+        fn new() -> Self {
+            let bed = Self {
+                folder: tempfile::tempdir().unwrap(),
+                now: some_instant(),
+            };
+            bed.boot("first");
+            bed
+        }
+
+        fn boot(&self, id: &str) {
+            let folder = self.folder.path().join("sys/kernel/random");
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("boot_id"), format!("{id}\n")).unwrap();
+        }
+
+        fn state(&self, probes: &str) -> StateFile {
+            StateFile::new(
+                self.folder.path(),
+                "x.example.com",
+                probes.to_owned(),
+                self.folder.path(),
+            )
+        }
+
+        fn past(&self) -> Past {
+            Past {
+                health: Health::Unhealthy,
+                since: self.now,
+                probes: vec![("health-file".into(), Health::Unhealthy)],
+                falls: vec![self.now],
+            }
+        }
+
+        fn names(&self) -> Vec<String> {
+            let mut names: Vec<String> = fs::read_dir(self.folder.path())
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .collect();
+            names.sort();
+            names
+        }
+    }
+
+    #[test]
+    fn verdict_comes_back_in_the_same_boot_with_the_same_probes() {
+        let bed = Bed::new();
+        bed.state("p")
+            .save(&bed.past(), Some("PortDown".into()), bed.now)
+            .unwrap();
+        let back = bed.state("p").load(bed.now).unwrap().unwrap();
+        assert_eq!((back.health, back.probes), (Health::Unhealthy, bed.past().probes));
+        assert!(bed.now.saturating_duration_since(back.falls[0]) < Duration::from_secs(5));
+        assert_eq!(
+            bed.names(),
+            ["sys", "x.example.com-warden.json"],
+            "nothing is left beside it"
+        );
+    }
+
+    #[test]
+    fn another_boot_other_probes_or_another_driver_begin_afresh() {
+        let bed = Bed::new();
+        bed.state("p").save(&bed.past(), None, bed.now).unwrap();
+        assert_eq!(bed.state("q").load(bed.now).unwrap(), None);
+        let other = StateFile {
+            driver: "y".into(),
+            ..bed.state("p")
+        };
+        assert_eq!(other.load(bed.now).unwrap(), None);
+        bed.boot("second");
+        assert_eq!(bed.state("p").load(bed.now).unwrap(), None);
+    }
+
+    #[test]
+    fn odd_files_are_set_aside_and_never_followed() {
+        let bed = Bed::new();
+        let state = bed.state("p");
+        let precious = bed.folder.path().join("precious");
+        fs::write(&precious, "precious").unwrap();
+        let odd: [(&str, Box<dyn Fn()>); 5] = [
+            (
+                "is no state file",
+                Box::new(|| fs::write(state.path(), "{\"schema\":").unwrap()),
+            ),
+            ("is no state file", Box::new(|| fs::write(state.path(), "").unwrap())),
+            (
+                "over 65536 bytes",
+                Box::new(|| fs::write(state.path(), vec![b' '; 70_000]).unwrap()),
+            ),
+            ("is a link", Box::new(|| symlink(&precious, state.path()).unwrap())),
+            ("not a regular file", Box::new(|| fs::create_dir(state.path()).unwrap())),
+        ];
+        for (number, (problem, make)) in odd.iter().enumerate() {
+            make();
+            let error = state.load(bed.now).unwrap_err().to_string();
+            assert!(error.contains(problem), "{error}");
+            assert!(
+                bed.names()
+                    .contains(&format!("x.example.com-warden.json.odd-{}", number + 1)),
+                "{:?}",
+                bed.names()
+            );
+            state.save(&bed.past(), None, bed.now).unwrap();
+            assert!(state.load(bed.now).unwrap().is_some());
+            fs::remove_file(state.path()).unwrap();
+        }
+        assert_eq!(fs::read_to_string(&precious).unwrap(), "precious");
+    }
+
+    #[test]
+    fn without_a_boot_id_nothing_is_kept_and_nothing_is_believed() {
+        let bed = Bed::new();
+        bed.state("p").save(&bed.past(), None, bed.now).unwrap();
+        let lost = StateFile {
+            boot_id: None,
+            ..bed.state("p")
+        };
+        assert_eq!(lost.load(bed.now).unwrap(), None);
+        assert!(lost.save(&bed.past(), None, bed.now).is_err());
+    }
+
+    #[test]
+    fn moments_that_cannot_be_are_now() {
+        let bed = Bed::new();
+        let clock = BootClock {
+            now: bed.now,
+            boot: Duration::from_secs(100),
+        };
+        for seconds in [f64::NAN, f64::INFINITY, -1.0, 1e300, 101.0] {
+            assert_eq!(clock.instant(seconds), bed.now, "{seconds}");
+        }
+    }
+}
