@@ -355,7 +355,8 @@ mod tests {
         let state = bed.state("p");
         let precious = bed.folder.path().join("precious");
         fs::write(&precious, "precious").unwrap();
-        let odd: [(&str, Box<dyn Fn()>); 5] = [
+        type Make<'a> = Box<dyn Fn() + 'a>;
+        let odd: [(&str, Make<'_>); 5] = [
             (
                 "is no state file",
                 Box::new(|| fs::write(state.path(), "{\"schema\":").unwrap()),

@@ -307,7 +307,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("health");
         fs::write(&path, "OK").unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
         let seen = read(&path);
         if rustix::process::geteuid().is_root() {
             assert_eq!(code(&seen), "OK", "root reads everything");

@@ -105,7 +105,7 @@ mod tests {
         let mut lane = Lane::new("test");
         let (release, blocked) = channel::<()>();
         let short = Duration::from_millis(50);
-        assert_eq!(lane.run(short, move || drop(blocked.recv())).await, Err(Abandoned));
+        assert_eq!(lane.run(short, move || blocked.recv().is_ok()).await, Err(Abandoned));
         let runs = Arc::new(AtomicU32::new(0));
         for _ in 0..3 {
             let runs = Arc::clone(&runs);
