@@ -12,25 +12,31 @@ const LEAST_GAP: Duration = Duration::from_secs(10);
 /// Decides whether a trouble is worth a line now.
 #[derive(Debug, Default)]
 pub struct Quiet {
-    told: Option<(String, Instant)>,
+    /// The last line's words, and when it was written.
+    last: Option<(String, Instant)>,
+    /// Whether the trouble of that line is still there.
+    told: bool,
 }
 
 impl Quiet {
-    /// The trouble is there, in these words; true if they are worth a line.
+    /// The trouble is there, in these words; true if they are worth a line. One that comes and goes quickly is not told
+    /// each time.
     pub fn begin_or_repeat(&mut self, words: &str, now: Instant) -> bool {
-        let worth = match &self.told {
+        let worth = match &self.last {
             None => true,
-            Some((before, at)) => now - *at >= if before == words { REPEAT } else { LEAST_GAP },
+            Some((before, at)) if self.told && before == words => now - *at >= REPEAT,
+            Some((_, at)) => now - *at >= LEAST_GAP,
         };
         if worth {
-            self.told = Some((words.to_owned(), now));
+            self.last = Some((words.to_owned(), now));
+            self.told = true;
         }
         worth
     }
 
     /// The trouble is over; true if it had been told.
     pub fn end(&mut self) -> bool {
-        self.told.take().is_some()
+        std::mem::take(&mut self.told)
     }
 }
 
@@ -54,5 +60,16 @@ mod tests {
         let (mut quiet, start) = (Quiet::default(), Instant::now());
         let tell = |step: u64| quiet.begin_or_repeat(&step.to_string(), start + Duration::from_millis(step * 100));
         assert_eq!((0..600).map(tell).filter(|told| *told).count(), 6);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_trouble_that_comes_and_goes_is_not_told_each_time() {
+        let (mut quiet, start) = (Quiet::default(), Instant::now());
+        let mut lines = 0;
+        for step in 0..600 {
+            lines += u32::from(quiet.begin_or_repeat("down", start + Duration::from_millis(step * 100)));
+            lines += u32::from(quiet.end());
+        }
+        assert_eq!(lines, 12);
     }
 }

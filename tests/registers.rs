@@ -328,12 +328,9 @@ async fn a_driver_whose_node_info_fails_is_not_shown() {
 async fn paths_that_cannot_be_are_refused_before_any_waiting() {
     let bed = Bed::new();
     let long = |prefix: &str, bytes: usize| format!("{prefix}{}", "x".repeat(bytes - prefix.len()));
-    let read_only = bed.at("read-only");
-    fs::create_dir(&read_only).unwrap();
-    fs::set_permissions(&read_only, fs::Permissions::from_mode(0o555)).unwrap();
     let file = bed.at("file");
     fs::write(&file, "").unwrap();
-    let mut cases = vec![
+    let cases = [
         (format!("--csi-address={}", long("/", 120)), "120 bytes"),
         ("--csi-address=dns:///driver:10000".to_owned(), "--csi-address"),
         (format!("--kubelet-registration-path={}", long("/", 108)), "108 bytes"),
@@ -352,12 +349,6 @@ async fn paths_that_cannot_be_are_refused_before_any_waiting() {
         ),
         (format!("--plugin-registration-path={}", file.display()), "not a folder"),
     ];
-    if !bed::is_root() {
-        cases.push((
-            format!("--plugin-registration-path={}", read_only.display()),
-            "not writable",
-        ));
-    }
     for (flag, words) in cases {
         let mut agent = bed.agent(&[&flag]);
         assert_eq!(agent.exit().await.code(), Some(1), "{flag}");
@@ -370,13 +361,27 @@ async fn paths_that_cannot_be_are_refused_before_any_waiting() {
 }
 
 #[tokio::test]
-async fn a_read_only_file_system_is_named() {
+async fn a_read_only_folder_is_named_with_what_to_do() {
     let bed = Bed::new();
-    // Every Linux has one.
-    let mut agent = bed.agent(&["--plugin-registration-path=/proc/self/fdinfo"]);
+    let agent = bed.command(&[]);
+    let (mut command, words) = if bed::is_root() {
+        let mut command = std::process::Command::new("unshare");
+        let script = "mount -t tmpfs -o ro none \"$0\" && exec \"$@\"";
+        command
+            .args(["--mount", "sh", "-c", script])
+            .arg(bed.at("reg"))
+            .arg(agent.get_program())
+            .args(agent.get_args());
+        (command, "read-only file system")
+    } else {
+        fs::set_permissions(bed.at("reg"), fs::Permissions::from_mode(0o555)).unwrap();
+        (agent, "not writable")
+    };
+    command.env_clear().env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin");
+    let mut agent = Agent::start(command, bed.at("agent.log"));
     assert_eq!(agent.exit().await.code(), Some(1));
     assert!(
-        agent.log().contains("--plugin-registration-path=/proc/self/fdinfo"),
+        agent.log().contains(words) && agent.log().contains("--plugin-registration-path="),
         "{}",
         agent.log()
     );

@@ -64,10 +64,13 @@ async fn the_old_agent_takes_over_when_the_new_one_dies_or_leaves() {
 async fn a_dozen_agents_settle_on_one_socket() {
     let bed = Bed::new();
     let _driver = bed.driver();
+    let mut kubelet = bed.kubelet();
     let agents: Vec<Agent> = (0..12).map(|_| bed.agent(&[])).collect();
     eventually("shown", || bed.shown()).await;
     sleep(Duration::from_secs(7)).await;
     let inode = bed.inode();
+    kubelet.since();
     steadily("settled", Duration::from_secs(6), || bed.inode() == inode).await;
+    assert!(kubelet.since().is_empty());
     drop(agents);
 }

@@ -148,7 +148,9 @@ fn write_id(stat: &Stat) -> WriteId {
 
 /// Zero when the clock says that the write lies in the future: a clock proves nothing.
 fn age_by_clock(stat: &Stat) -> Duration {
-    let modified = UNIX_EPOCH + Duration::from_secs(u64::try_from(stat.st_mtime).unwrap_or_default());
+    let seconds = u64::try_from(stat.st_mtime).unwrap_or_default();
+    let nanos = u32::try_from(stat.st_mtime_nsec).unwrap_or_default();
+    let modified = UNIX_EPOCH + Duration::new(seconds, nanos);
     SystemTime::now().duration_since(modified).unwrap_or_default()
 }
 
