@@ -1,0 +1,37 @@
+# What there is to run. `just --list` shows it.
+
+# Builds and tests use exactly the locked dependencies.
+locked := "--locked"
+
+_list:
+    @just --list --unsorted
+
+# Formatting, lints, documentation
+check:
+    cargo fmt --check
+    cargo clippy {{ locked }} --all-targets -- -D warnings
+    RUSTDOCFLAGS="-D warnings" cargo doc {{ locked }} --no-deps --document-private-items
+
+# Unit tests, promises, documents
+test:
+    cargo test {{ locked }}
+
+# Review changed snapshots (needs cargo-insta)
+snap:
+    cargo insta test --review
+
+# Fuzz one target, such as `authority` (needs cargo-fuzz and a nightly toolchain); ends after SECONDS
+fuzz TARGET SECONDS="60":
+    cargo +nightly fuzz run {{ TARGET }} -- -max_total_time={{ SECONDS }}
+
+# Licences, duplicates, sources, advisories (needs cargo-deny; advisories need the network)
+deny:
+    cargo deny {{ locked }} check
+
+# The real kubelet; needs root and the network on its first run. `just integration --list` shows the checks
+integration *OPTIONS:
+    integration/kubelet/run {{ OPTIONS }}
+
+# Exactly what CI runs
+ci:
+    .ci/run
