@@ -6,8 +6,9 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -134,7 +135,7 @@ impl StateFile {
         }))
     }
 
-    /// Writes the verdict in one step. Blocks as long as the file system does.
+    /// Writes the verdict in one step, and makes the folder if only it is missing. Blocks as long as the file system does.
     ///
     /// # Errors
     /// The operating system's. Nothing is lost but the memory of this verdict.
@@ -162,6 +163,12 @@ impl StateFile {
         };
         let text = serde_json::to_vec_pretty(&written).map_err(io::Error::other)?;
         let hidden = self.path.with_extension(format!("json.{}.new", std::process::id()));
+        if let Some(folder) = self.path.parent() {
+            match DirBuilder::new().mode(0o700).create(folder) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                Ok(()) | Err(_) => {}
+            }
+        }
         let write = || {
             // A leftover of a process with our number, or a trap: never written through.
             drop(fs::remove_file(&hidden));
@@ -333,6 +340,15 @@ mod tests {
             ["sys", "x.example.com-warden.json"],
             "nothing is left beside it"
         );
+    }
+
+    #[test]
+    fn a_missing_folder_is_made_but_not_its_parents() {
+        let bed = Bed::new();
+        let state = |folder: &str| StateFile::new(&bed.folder.path().join(folder), "x", "p".into(), bed.folder.path());
+        state("made").save(&bed.past(), None, bed.now).unwrap();
+        assert!(state("made").load(bed.now).unwrap().is_some());
+        assert!(state("no/parent").save(&bed.past(), None, bed.now).is_err());
     }
 
     #[test]

@@ -90,7 +90,7 @@ fn usage_errors_name_the_flag_and_settings_errors_what_to_do() {
             "--on-unhealthy=fence-then-deregister needs the proxy",
         ),
         (&["--on-unhealthy=nonsense"], "nonsense"),
-        (&["--proxy=on"], "--proxy=on needs the proxy"),
+        (&["--proxy=on"], "--proxy=on: this version does not have the proxy"),
         (&["--failure-threshold=0"], "--failure-threshold must be above zero"),
         (&["--success-threshold=0"], "--success-threshold must be above zero"),
         (&["--health-interval=0"], "--health-interval must be above zero"),

@@ -9,15 +9,15 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-/// Plays a failure and a recovery of storage hardware in about 20 s, with an embedded CSI driver and an embedded kubelet.
+/// Plays a failure and a recovery of storage hardware in about 12 s, with an embedded CSI driver and an embedded kubelet.
 #[derive(Debug, Parser)]
 #[command(name = "csi-warden demo", args_override_self = true, max_term_width = 110)]
 pub struct DemoFlags {
-    /// Leave everything running afterwards, and say which file to edit
-    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set)]
+    /// Leave everything running afterwards, and say which file to write
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set)]
     keep: bool,
     /// Show the agent's own log, too, on stderr
-    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set)]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set)]
     log: bool,
 }
 

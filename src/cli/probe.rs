@@ -5,6 +5,7 @@ use super::{USAGE, complain, fail, print, usage};
 use crate::config::go_duration::GoDuration;
 use crate::policy::outcome::Outcome;
 use crate::probe::exec;
+use crate::probe::health_file::UNKNOWN;
 use crate::shutdown;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use std::ffi::OsString;
@@ -60,6 +61,9 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         complain("csi-warden probe: --period and --timeout must be above zero");
         return ExitCode::from(USAGE);
     }
+    if flags.write.is_some() && flags.timeout.0 > flags.period.0 {
+        complain("csi-warden probe: --timeout is above --period, so a slow command delays the next run");
+    }
     let command = exec::Command {
         program,
         arguments: words.collect(),
@@ -76,9 +80,15 @@ fn run(flags: &ProbeFlags, command: &exec::Command) -> anyhow::Result<ExitCode> 
     runtime.block_on(async {
         match &flags.write {
             None => {
-                let outcome = exec::run(command, flags.timeout.0).await;
-                print(&line(&outcome));
-                Ok(exit_code(&outcome))
+                let stop = shutdown::on_signal()?;
+                tokio::select! {
+                    // Dropping the run kills the command and all that it started.
+                    () = stop.cancelled() => Ok(ExitCode::from(USAGE)),
+                    outcome = exec::run(command, flags.timeout.0) => {
+                        print(&line(&outcome));
+                        Ok(exit_code(&outcome))
+                    }
+                }
             }
             Some(file) => write_rounds(command, file, flags.period.0, flags.timeout.0).await,
         }
@@ -131,7 +141,7 @@ fn line(outcome: &Outcome) -> String {
         Outcome::Warning(reason) => format!("OK warning: {reason}"),
         Outcome::Failure(reason, _) if reason.message.is_empty() => "ERROR".to_owned(),
         Outcome::Failure(reason, _) => format!("ERROR {}", reason.message),
-        Outcome::Unknown(reason) => format!("UNKNOWN {reason}"),
+        Outcome::Unknown(reason) => format!("{UNKNOWN} {reason}"),
     }
 }
 

@@ -17,7 +17,8 @@ use tracing::{info, warn};
 
 /// Registers a CSI driver with the kubelet, and withdraws it while the node's storage hardware is gone.
 ///
-/// Takes every flag of csi-node-driver-registrar, in both dash styles. Without a health source it does exactly the same.
+/// Takes every flag of csi-node-driver-registrar, in both dash styles, and takes its place; docs/differences.md tells where it
+/// does better on purpose. Without a health source it watches nothing.
 #[derive(Debug, Parser)]
 #[command(name = "csi-warden", args_override_self = true, disable_version_flag = true, after_help = COMMANDS, max_term_width = 110)]
 pub struct RunFlags {
@@ -38,7 +39,7 @@ pub struct RunFlags {
         help_heading = "Registration"
     )]
     kubelet_registration_path: String,
-    /// Folder of the registration socket: the host's <kubelet root>/plugins_registry
+    /// Folder of the registration socket: plugins_registry in the kubelet's root folder
     #[arg(
         long,
         value_name = "DIR",
@@ -46,7 +47,7 @@ pub struct RunFlags {
         help_heading = "Registration"
     )]
     plugin_registration_path: PathBuf,
-    /// First deadline of a question to the driver (doubled up to 30s when it is too short), and the deadline of /healthz
+    /// First deadline of asking the driver's name (doubled up to 30s when it is too short), and the deadline of /healthz
     #[arg(long, value_name = "DURATION", default_value = "1s", help_heading = "Registration")]
     timeout: GoDuration,
     /// Deprecated, without effect: the driver is waited for without end
@@ -87,7 +88,7 @@ pub struct RunFlags {
     )]
     health_port: i64,
     /// Serve /debug/pprof/ on the HTTP address: what a Rust program can tell, and why not the rest
-    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set, help_heading = "HTTP")]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set, help_heading = "HTTP")]
     enable_pprof: bool,
 
     /// File that says OK or ERROR, written by whoever watches the hardware. Mount its folder, not the file
@@ -161,10 +162,10 @@ pub struct RunFlags {
     #[arg(long, value_name = "DURATION", default_value = "5s", help_heading = "Logging")]
     log_flush_frequency: GoDuration,
     /// An alpha option that the replaced registrar refuses, and so do we
-    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set, hide = true)]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set, hide = true)]
     log_text_split_stream: bool,
     /// As --log-text-split-stream
-    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set, hide = true)]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set, hide = true)]
     log_json_split_stream: bool,
     /// As --log-text-split-stream
     #[arg(long, value_name = "QUANTITY", default_value = "0", hide = true)]
@@ -172,11 +173,11 @@ pub struct RunFlags {
     /// As --log-text-split-stream
     #[arg(long, value_name = "QUANTITY", default_value = "0", hide = true)]
     log_json_info_buffer_size: String,
-    /// Says that one thread needs no CPU quota adjusted; kept for manifests that set it
-    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set, help_heading = "Logging")]
+    /// Logs that there is nothing to adjust to the CPU quota; kept for manifests that set it
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set, help_heading = "Logging")]
     automaxprocs: bool,
     /// Print the version
-    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set, hide_default_value = true)]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set, hide_default_value = true)]
     version: bool,
 }
 

@@ -187,9 +187,14 @@ pub enum SettingsError {
     UnknownReaction(String),
     /// Settled names whose part is not in this version.
     #[error(
-        "{0} needs the proxy, which this version does not have yet: use --on-unhealthy=deregister (the default with a health source) or observe"
+        "--on-unhealthy={0} needs the proxy, which this version does not have yet: use deregister (the default with a health source) or observe"
     )]
     NeedsProxy(String),
+    /// As above.
+    #[error(
+        "--proxy={0}: this version does not have the proxy yet, so nothing can be set about it: leave the flag out"
+    )]
+    NoProxy(String),
     /// The file has no name.
     #[error("--health-file={} names no file", .0.display())]
     HealthFileHasNoName(PathBuf),
@@ -217,7 +222,7 @@ impl Settings {
             });
         }
         if let Some(proxy) = &typed.proxy {
-            return Err(SettingsError::NeedsProxy(format!("--proxy={proxy}")));
+            return Err(SettingsError::NoProxy(proxy.clone()));
         }
         let http = http(&typed.http_endpoint, typed.health_port)?;
         let health = health(typed)?;
@@ -310,7 +315,7 @@ fn health(typed: &Typed) -> Result<Option<Health>, SettingsError> {
         None | Some("deregister") => Reaction::Deregister,
         Some("observe") => Reaction::Observe,
         Some(value @ ("fence" | "fence-then-deregister")) => {
-            return Err(SettingsError::NeedsProxy(format!("--on-unhealthy={value}")));
+            return Err(SettingsError::NeedsProxy(value.to_owned()));
         }
         Some(other) => return Err(SettingsError::UnknownReaction(other.to_owned())),
     };

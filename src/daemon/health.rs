@@ -95,11 +95,7 @@ impl HealthPart {
     async fn run(mut self, mut received: mpsc::Receiver<Report>, parts: Parts) -> Result<(), Fatal> {
         let stop = parts.stop().clone();
         loop {
-            let deadline = [self.policy.deadline(), self.admission.deadline()]
-                .into_iter()
-                .flatten()
-                .min()
-                .map(Instant::from_std);
+            let deadline = self.deadline();
             let change = tokio::select! {
                 biased;
                 () = stop.cancelled() => return Ok(()),
@@ -120,6 +116,20 @@ impl HealthPart {
                 self.save().await;
             }
         }
+    }
+
+    /// When time alone may change something; never in the past, or the loop would spin.
+    fn deadline(&self) -> Option<Instant> {
+        let now = Instant::now().into_std();
+        let admission = match self.reaction {
+            Reaction::Observe => None,
+            Reaction::Deregister => self.admission.deadline(now),
+        };
+        [self.policy.deadline(now), admission]
+            .into_iter()
+            .flatten()
+            .min()
+            .map(Instant::from_std)
     }
 
     fn take_in(&mut self, report: Report) -> Option<Change> {

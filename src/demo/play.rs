@@ -1,4 +1,4 @@
-//! The demo: a failure and a recovery in about twenty seconds, told as a timeline.
+//! The demo: a failure and a recovery in about twelve seconds, told as a timeline.
 
 use super::driver::DemoDriver;
 use super::kubelet::{self, KubeletEvent, KubeletOptions};
@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 const DRIVER: &str = "demo.csi.example.com";
 
-/// Shortened for the show; the defaults are in brackets in its first lines.
+/// Shortened for the show; its second line tells these and, in brackets, the defaults.
 const HOLD: Duration = Duration::from_secs(4);
 const INTERVAL: Duration = Duration::from_secs(3);
 
@@ -135,13 +135,18 @@ impl Stage {
 
     async fn keep(&mut self, stop: &CancellationToken) {
         (self.print)(&format!(
-            "\nEverything goes on. In another terminal, write ERROR twice, more than a second apart, then OK twice:\n\
-             \n    echo 'ERROR unplugged' > {}\n\nCtrl-C ends it.\n",
-            self.health_file.display()
+            "\nEverything goes on; the prober now repeats what the file says every {INTERVAL:?}. In another terminal:\n\
+             \n    echo 'ERROR unplugged' > {file}\n    echo OK > {file}\n\nCtrl-C ends it.\n",
+            file = self.health_file.display()
         ));
+        let mut prober = tokio::time::interval(INTERVAL);
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
+                _ = prober.tick() => {
+                    // Without the file there is nothing to repeat.
+                    drop(fs::read_to_string(&self.health_file).and_then(|text| self.replace(&text)));
+                }
                 event = self.events.recv() => match event {
                     Some(event) => self.tell_event(&event, ""),
                     None => return,
@@ -162,12 +167,16 @@ impl Stage {
     }
 
     fn write(&self, line: &str, words: &str) -> anyhow::Result<()> {
-        let new = self.health_file.with_extension("new");
-        fs::write(&new, format!("{line}\n"))
-            .and_then(|()| fs::rename(&new, &self.health_file))
+        self.replace(&format!("{line}\n"))
             .context("cannot write the health file")?;
         self.tell("prober", words);
         Ok(())
+    }
+
+    fn replace(&self, text: &str) -> std::io::Result<()> {
+        let new = self.health_file.with_extension("new");
+        fs::write(&new, text)?;
+        fs::rename(&new, &self.health_file)
     }
 
     async fn expect_registered(&mut self, words: &str) -> anyhow::Result<()> {

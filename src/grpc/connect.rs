@@ -15,8 +15,10 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tonic::body::Body;
 
-/// What our own calls carry as user agent, so that our servers do not take them for the kubelet's.
-pub const USER_AGENT: &str = concat!("csi-warden/", env!("CARGO_PKG_VERSION"));
+/// How the user agent of our own calls begins, whatever the version, so that our servers do not take them for the kubelet's.
+pub const USER_AGENT_NAME: &str = "csi-warden/";
+
+const USER_AGENT: &str = concat!("csi-warden/", env!("CARGO_PKG_VERSION"));
 
 /// The address that generated clients put before a method's path. Strict drivers answer only to `localhost`.
 pub fn origin() -> http::Uri {

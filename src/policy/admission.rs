@@ -63,9 +63,11 @@ impl AdmissionPolicy {
         self.last
     }
 
-    /// When the answer may change by time alone.
-    pub fn deadline(&self) -> Option<Instant> {
-        (self.last == Admission::Wait).then_some(self.started + self.grace)
+    /// When the answer may change by time alone; never in the past.
+    pub fn deadline(&self, now: Instant) -> Option<Instant> {
+        (self.last == Admission::Wait)
+            .then_some(self.started + self.grace)
+            .filter(|at| *at > now)
     }
 }
 
@@ -117,12 +119,12 @@ mod tests {
             admission.decide(evidence(Health::Unknown), start + GRACE - Duration::from_millis(1)),
             Admission::Wait
         );
-        assert_eq!(admission.deadline(), Some(start + GRACE));
+        assert_eq!(admission.deadline(start), Some(start + GRACE));
         assert_eq!(
             admission.decide(evidence(Health::Unknown), start + GRACE),
             Admission::Show
         );
-        assert_eq!(admission.deadline(), None);
+        assert_eq!(admission.deadline(start), None);
     }
 
     #[test]
@@ -135,6 +137,11 @@ mod tests {
                 ..evidence(health)
             };
             assert_eq!(admission.decide(suspect, start + 2 * GRACE), Admission::Wait);
+            assert_eq!(
+                admission.deadline(start + 2 * GRACE),
+                None,
+                "nothing to wait for by the clock"
+            );
         }
         assert_eq!(
             admission.decide(evidence(Health::Unhealthy), start + 3 * GRACE),

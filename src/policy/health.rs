@@ -29,7 +29,7 @@ pub struct Change {
 pub struct Past {
     /// The verdict over all probes.
     pub health: Health,
-    /// How long it had held.
+    /// Since when it held.
     pub since: Instant,
     /// Each probe's verdict, by its name.
     pub probes: Vec<(String, Health)>,
@@ -102,13 +102,14 @@ impl HealthPolicy {
         self.settle(now)
     }
 
-    /// When [`Self::poll`] is next worth calling.
-    pub fn deadline(&self) -> Option<Instant> {
-        if self.health == Health::Unhealthy {
-            self.release_at()
-        } else {
-            None
+    /// When [`Self::poll`] is next worth calling; never in the past.
+    pub fn deadline(&self, now: Instant) -> Option<Instant> {
+        let only_the_hold_is_missing =
+            self.health == Health::Unhealthy && self.probes.iter().all(|probe| probe.health == Health::Healthy);
+        if !only_the_hold_is_missing {
+            return None;
         }
+        self.release_at().filter(|at| *at > now)
     }
 
     /// The verdict.
@@ -175,6 +176,10 @@ impl HealthPolicy {
             None => return None,
         };
         if to == self.health {
+            // A verdict held from before gets its evidence.
+            if self.cause.as_ref().is_some_and(|(probe, _)| probe.is_empty()) && cause.is_some() {
+                self.cause = cause;
+            }
             return None;
         }
         if to == Health::Unhealthy {
@@ -369,7 +374,7 @@ mod tests {
         assert_eq!(policy.observe(0, Outcome::Success, start + SECOND), None);
         assert_eq!(policy.observe(0, Outcome::Success, start + 11 * SECOND), None);
         assert_eq!(
-            policy.deadline(),
+            policy.deadline(start),
             Some(start + 31 * SECOND),
             "the hold runs from the first good round"
         );
@@ -416,7 +421,7 @@ mod tests {
             holds.push(policy.hold().as_secs());
             policy.observe(0, Outcome::Success, now);
             policy.observe(0, Outcome::Success, now);
-            now = policy.deadline().unwrap();
+            now = policy.deadline(now).unwrap();
             assert_eq!(to(policy.poll(now)), Some(Health::Healthy));
         }
         assert_eq!(holds[..5], [30, 60, 120, 240, 480]);
@@ -449,6 +454,18 @@ mod tests {
         after.observe(0, Outcome::Success, start);
         assert_eq!(to(after.poll(start + 29 * SECOND)), None);
         assert_eq!(to(after.poll(start + 30 * SECOND)), Some(Health::Healthy));
+    }
+
+    #[test]
+    fn no_deadline_lies_in_the_past_or_waits_for_what_only_a_probe_can_bring() {
+        let (mut policy, start) = policy(&["fabric"]);
+        policy.observe(0, failure(), start);
+        policy.observe(0, failure(), start);
+        policy.observe(0, Outcome::Success, start);
+        assert_eq!(policy.deadline(start + 3600 * SECOND), None, "one success is not two");
+        policy.observe(0, Outcome::Success, start);
+        assert_eq!(policy.deadline(start), Some(start + 30 * SECOND));
+        assert_eq!(policy.deadline(start + 30 * SECOND), None);
     }
 
     #[test]
@@ -496,14 +513,18 @@ mod tests {
             let mut policy = HealthPolicy::new([("p".to_owned(), thresholds(1, success))], HOLD, start);
             policy.observe(0, failure(), start);
             let first_good = start + SECOND;
-            let mut recovered = None;
+            let (mut recovered, mut before) = (None, start);
             for round in 0..1_000_u32 {
                 let now = first_good + Duration::from_millis(gap_ms) * round;
-                if policy.deadline().is_some_and(|at| at <= now) && round >= success && recovered.is_none() {
-                    recovered = to(policy.poll(policy.deadline().unwrap())).map(|_| policy.since());
-                    if recovered.is_some() { break; }
+                if let Some(at) = policy.deadline(before).filter(|at| *at <= now) {
+                    recovered = to(policy.poll(at)).map(|_| at);
+                    break;
                 }
-                if to(policy.observe(0, Outcome::Success, now)).is_some() { recovered = Some(now); break; }
+                if to(policy.observe(0, Outcome::Success, now)).is_some() {
+                    recovered = Some(now);
+                    break;
+                }
+                before = now;
             }
             let earliest = first_good + HOLD.base.max(Duration::from_millis(gap_ms) * (success - 1));
             prop_assert_eq!(recovered, Some(earliest));

@@ -25,13 +25,22 @@ pub struct WriteId {
     pub size: u64,
 }
 
+/// A write, and how old it is by the wall clock, which is only used at first sight, and only to doubt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Write {
+    /// Which write it is.
+    pub id: WriteId,
+    /// How long ago, by the wall clock.
+    pub age_by_clock: Duration,
+}
+
 /// What a look at the file gave.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Seen {
     /// There is no such file.
     Absent(Reason),
     /// Something is there that says neither OK nor ERROR, or cannot be read.
-    Unusable(Reason, Option<WriteId>),
+    Unusable(Reason, Option<Write>),
     /// It says a word.
     Text {
         /// The first word.
@@ -39,9 +48,7 @@ pub enum Seen {
         /// What follows it.
         detail: String,
         /// Which write this is.
-        write: WriteId,
-        /// How old the write is by the wall clock. Only used at first sight, and only to doubt.
-        age_by_clock: Duration,
+        write: Write,
     },
 }
 
@@ -105,9 +112,7 @@ impl HealthFilePolicy {
         }
         let (word, detail, write) = match seen {
             Seen::Absent(reason) | Seen::Unusable(reason, _) => return Some(Outcome::Unknown(reason)),
-            Seen::Text {
-                word, detail, write, ..
-            } => (word, detail, write),
+            Seen::Text { word, detail, write } => (word, detail, write.id),
         };
         match age {
             None => {
@@ -134,20 +139,17 @@ impl HealthFilePolicy {
     }
 
     fn note_change(&mut self, seen: &Seen, now: Instant) {
-        let (write, old_at_first_sight) = match seen {
-            Seen::Absent(_) | Seen::Unusable(_, None) => return,
-            Seen::Unusable(_, Some(write)) => (*write, false),
-            Seen::Text {
-                write, age_by_clock, ..
-            } => (*write, *age_by_clock >= self.limits.max_age),
+        let (Seen::Unusable(_, Some(write)) | Seen::Text { write, .. }) = seen else {
+            return;
         };
-        if self.last_write == Some(write) {
+        if self.last_write == Some(write.id) {
             return;
         }
-        if self.last_write.is_some() || !old_at_first_sight {
+        let old_at_first_sight = self.last_write.is_none() && write.age_by_clock >= self.limits.max_age;
+        if !old_at_first_sight {
             self.changed_at = Some(now);
         }
-        self.last_write = Some(write);
+        self.last_write = Some(write.id);
     }
 
     fn counts(&self, word: Word, write: WriteId, now: Instant) -> bool {
@@ -177,18 +179,23 @@ mod tests {
         dead_after: Some(Duration::from_secs(600)),
     };
 
-    fn text(word: Word, write: i128) -> Seen {
-        let write = WriteId {
+    fn write_id(modified_ns: i128) -> WriteId {
+        WriteId {
             device: 1,
             inode: 2,
-            modified_ns: write,
+            modified_ns,
             size: 5,
-        };
+        }
+    }
+
+    fn text(word: Word, write: i128) -> Seen {
         Seen::Text {
             word,
             detail: String::new(),
-            write,
-            age_by_clock: Duration::ZERO,
+            write: Write {
+                id: write_id(write),
+                age_by_clock: Duration::ZERO,
+            },
         }
     }
 
@@ -300,17 +307,14 @@ mod tests {
     fn a_file_left_by_a_dead_writer_does_not_look_healthy_after_our_restart() {
         let now = some_instant();
         let mut policy = HealthFilePolicy::new(LIMITS);
-        let Seen::Text {
-            word, detail, write, ..
-        } = text(Word::Ok, 1)
-        else {
-            unreachable!()
+        let write = Write {
+            id: write_id(1),
+            age_by_clock: Duration::from_secs(3 * 86_400),
         };
         let old = Seen::Text {
-            word,
-            detail,
+            word: Word::Ok,
+            detail: String::new(),
             write,
-            age_by_clock: Duration::from_secs(3 * 86_400),
         };
         assert_eq!(code(policy.judge(old.clone(), now)), "HealthFileStale");
         assert_eq!(
@@ -325,14 +329,22 @@ mod tests {
     fn garbage_is_unknown() {
         let now = some_instant();
         let mut policy = HealthFilePolicy::new(LIMITS);
-        let write = WriteId {
-            device: 1,
-            inode: 2,
-            modified_ns: 3,
-            size: 4,
+        let write = |age_by_clock| {
+            Some(Write {
+                id: write_id(3),
+                age_by_clock,
+            })
         };
-        let garbage = Seen::Unusable(Reason::new("HealthFileGarbage", ""), Some(write));
-        assert_eq!(name(policy.judge(garbage, now)), "unknown");
+        let garbage = |age| Seen::Unusable(Reason::new("HealthFileGarbage", ""), write(age));
+        assert_eq!(name(policy.judge(garbage(Duration::ZERO), now)), "unknown");
+        // An old one that nobody writes is not a writer that died while we looked.
+        let mut policy = HealthFilePolicy::new(LIMITS);
+        for hour in 0..10 {
+            assert_eq!(
+                name(policy.judge(garbage(3 * 86_400 * SECOND), now + hour * 3600 * SECOND)),
+                "unknown"
+            );
+        }
     }
 
     proptest! {

@@ -142,7 +142,8 @@ pub struct Registration {
     state: State,
     since: Instant,
     timings: RegistrationTimings,
-    wanted: bool,
+    /// What the verdict says, once there is one.
+    wanted: Option<bool>,
     /// We had the path once: who holds it now is newer than we are.
     had_the_path: bool,
     /// Our socket is at the path as far as we know, whatever else is going on.
@@ -150,6 +151,7 @@ pub struct Registration {
     confirmed: bool,
     patience: Backoff,
     driver_pauses: Backoff,
+    publish_pauses: Backoff,
     heals: Backoff,
     last_publish: Option<Instant>,
 }
@@ -160,12 +162,13 @@ impl Registration {
         Self {
             state: State::Hidden { not_before: None },
             since: now,
-            wanted: false,
+            wanted: None,
             had_the_path: false,
             shown: false,
             confirmed: false,
             patience: Backoff::new(timings.patience, timings.max_wait),
             driver_pauses: Backoff::new(timings.driver_pause, timings.max_driver_pause),
+            publish_pauses: Backoff::new(timings.driver_pause, timings.max_driver_pause),
             heals: Backoff::new(timings.pause, timings.max_wait),
             last_publish: None,
             timings,
@@ -182,8 +185,8 @@ impl Registration {
         self.since
     }
 
-    /// Whether the verdict allows the driver to be seen.
-    pub fn wanted(&self) -> bool {
+    /// Whether the verdict allows the driver to be seen; `None` before there is one.
+    pub fn wanted(&self) -> Option<bool> {
         self.wanted
     }
 
@@ -195,7 +198,7 @@ impl Registration {
     /// When to report [`Event::Tick`].
     pub fn deadline(&self) -> Option<Instant> {
         match self.state {
-            State::Hidden { not_before } => not_before.filter(|_| self.wanted),
+            State::Hidden { not_before } => not_before.filter(|_| self.wanted == Some(true)),
             State::Asking { at } | State::Publishing { at } => at,
             State::Shown { until } | State::Answered { until } | State::Refused { until } => Some(until),
             State::Registered | State::StandingBy => None,
@@ -205,12 +208,13 @@ impl Registration {
     /// Takes in what happened; returns what to do.
     pub fn on(&mut self, event: Event, now: Instant) -> Option<Action> {
         match event {
-            Event::Wanted => self.wanted = true,
-            Event::Unwanted => self.wanted = false,
+            Event::Wanted => self.wanted = Some(true),
+            Event::Unwanted => self.wanted = Some(false),
             Event::DriverAnswered => self.driver_pauses.reset(),
             Event::Published => {
                 self.had_the_path = true;
                 self.shown = true;
+                self.publish_pauses.reset();
                 self.last_publish = Some(now);
             }
             Event::Accepted => self.patience.reset(),
@@ -240,7 +244,7 @@ impl Registration {
         match (self.state, event) {
             (State::Hidden { not_before }, Event::Wanted | Event::Tick) => match not_before {
                 Some(at) if at > now => stay,
-                _ if self.wanted => ask,
+                _ if self.wanted == Some(true) => ask,
                 _ => stay,
             },
             // At the first verdict a dead socket of our last life may still be there.
@@ -363,7 +367,7 @@ impl Registration {
             (State::Shown { until } | State::Answered { until } | State::Refused { until }, Event::Tick)
                 if until <= now =>
             {
-                // A new socket over the old one is a new registration to the kubelet, without a moment of absence.
+                // A new socket over the old one: whoever looks always finds one. To the kubelet it is a new registration.
                 ask
             }
             (
@@ -606,6 +610,22 @@ mod tests {
     }
 
     #[test]
+    fn a_publication_that_keeps_failing_is_tried_less_and_less_often() {
+        let (mut registration, mut now) = registration();
+        registration.on(Event::Wanted, now);
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            registration.on(Event::DriverAnswered, now);
+            registration.on(Event::PublishFailed, now);
+            let at = registration.deadline().unwrap();
+            pauses.push((at - now).as_millis());
+            now = at;
+            assert_eq!(registration.on(Event::Tick, now), Some(Action::AskDriver));
+        }
+        assert_eq!(pauses, [250, 500, 1000, 2000, 4000, 8000, 10_000, 10_000]);
+    }
+
+    #[test]
     fn a_live_successor_is_never_displaced_and_its_death_is_noticed() {
         let (mut registration, now) = registered();
         assert_eq!(registration.on(Event::Path(PathState::Held), now), None);
@@ -674,13 +694,13 @@ mod tests {
                 let action = registration.on(event, now);
                 match action {
                     Some(Action::Publish(_)) => {
-                        prop_assert!(registration.wanted());
+                        prop_assert!(registration.wanted() == Some(true));
                         prop_assert!(withdrawn_at.is_none_or(|at| now >= at + Duration::from_millis(1500)));
                     }
                     Some(Action::Withdraw) => withdrawn_at = Some(now),
                     Some(Action::AskDriver) | None => {}
                 }
-                if registration.wanted() {
+                if registration.wanted() == Some(true) {
                     let waiting_for_an_answer = matches!(
                         registration.state(),
                         State::Asking { at: None } | State::Publishing { at: None } | State::Registered | State::StandingBy

@@ -1,7 +1,7 @@
 //! The `exec` probe: a command's exit code says how the hardware is.
 
 use crate::policy::outcome::{Outcome, Reason, Severity};
-use process_wrap::tokio::{CommandWrap, KillOnDrop, ProcessSession};
+use process_wrap::tokio::{ChildWrapper, CommandWrap, KillOnDrop, ProcessSession};
 use std::ffi::OsString;
 use std::process::Stdio;
 use std::time::Duration;
@@ -51,10 +51,10 @@ pub async fn run(command: &Command, limit: Duration) -> Outcome {
             .stderr(Stdio::piped());
     });
     let mut child = match wrap.wrap(ProcessSession).wrap(KillOnDrop).spawn() {
-        Ok(child) => child,
+        Ok(child) => Running(child),
         Err(error) => return Outcome::Unknown(Reason::new("ExecNotStarted", format!("cannot run {name}: {error}"))),
     };
-    let (stdout, stderr) = (child.stdout().take(), child.stderr().take());
+    let (stdout, stderr) = (child.0.stdout().take(), child.0.stderr().take());
     let (mut said, mut complained) = (Vec::new(), Vec::new());
     let status = {
         let outputs = async {
@@ -63,8 +63,8 @@ pub async fn run(command: &Command, limit: Duration) -> Outcome {
         tokio::pin!(outputs);
         let ended = async {
             tokio::select! {
-                () = &mut outputs => child.wait().await,
-                status = child.wait() => {
+                () = &mut outputs => child.0.wait().await,
+                status = child.0.wait() => {
                     drop(timeout(OUTPUT_GRACE, &mut outputs).await);
                     status
                 }
@@ -73,7 +73,7 @@ pub async fn run(command: &Command, limit: Duration) -> Outcome {
         timeout_at(deadline, ended).await
     };
     // Whatever it left running in its session goes with it.
-    drop(child.start_kill());
+    child.kill();
     let text = first_line(&said)
         .or_else(|| first_line(&complained))
         .unwrap_or_default();
@@ -89,12 +89,28 @@ pub async fn run(command: &Command, limit: Duration) -> Outcome {
         },
         Ok(Err(error)) => Outcome::Unknown(Reason::new("ExecUnknown", format!("cannot wait for {name}: {error}"))),
         Err(_elapsed) => {
-            drop(timeout(REAP_GRACE, child.wait()).await);
+            drop(timeout(REAP_GRACE, child.0.wait()).await);
             Outcome::Unknown(Reason::new(
                 "NotAnswering",
                 format!("{name} did not end within {limit:?} and was killed"),
             ))
         }
+    }
+}
+
+/// A command and all that it started in its session.
+struct Running(Box<dyn ChildWrapper>);
+
+impl Running {
+    fn kill(&mut self) {
+        // It may have ended already.
+        drop(self.0.start_kill());
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
     }
 }
 

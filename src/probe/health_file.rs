@@ -3,7 +3,7 @@
 use super::Probe;
 use super::lane::{Abandoned, Lane};
 use crate::path_watch::PathWatch;
-use crate::policy::health_file::{HealthFileLimits, HealthFilePolicy, Seen, Word, WriteId};
+use crate::policy::health_file::{HealthFileLimits, HealthFilePolicy, Seen, Word, Write, WriteId};
 use crate::policy::outcome::{Outcome, Reason};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, openat, openat2, statat};
 use rustix::io::Errno;
@@ -18,6 +18,9 @@ const MAX_READ_BYTES: u64 = 4096;
 
 /// The reason is kept up to here; it ends up in logs and events.
 const MAX_DETAIL_BYTES: usize = 1024;
+
+/// What our own writer says when its check told it nothing.
+pub const UNKNOWN: &str = "UNKNOWN";
 
 /// The probe.
 #[derive(Debug)]
@@ -41,11 +44,18 @@ impl HealthFile {
 }
 
 impl Probe for HealthFile {
-    async fn run(&mut self, now: Instant, timeout: Duration) -> Result<Option<Outcome>, Abandoned> {
-        self.watch.recheck();
-        let path = self.path.clone();
-        let seen = self.lane.run(timeout, move || read(&path)).await?;
-        Ok(self.policy.judge(seen, now))
+    type Seen = Seen;
+
+    async fn look(&mut self, timeout: Duration) -> Result<Seen, Abandoned> {
+        let (target, path) = (self.watch.target(), self.path.clone());
+        // The watch first: what changes after the look is then an event.
+        let (looked, seen) = self.lane.run(timeout, move || (target.look(), read(&path))).await?;
+        self.watch.adopt(looked);
+        Ok(seen)
+    }
+
+    fn judge(&mut self, seen: Seen, now: Instant) -> Option<Outcome> {
+        self.policy.judge(seen, now)
     }
 
     async fn changed(&mut self) {
@@ -104,19 +114,29 @@ fn look(path: &Path) -> Result<Seen, Errno> {
     if let Err(error) = read {
         return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
     }
-    let write = write_id(&stat);
+    let write = Write {
+        id: write_id(&stat),
+        age_by_clock: age_by_clock(&stat),
+    };
     Ok(match parse(&text) {
-        Some((word, detail)) => Seen::Text {
-            word,
-            detail,
-            write,
-            age_by_clock: age_by_clock(&stat),
-        },
-        None => {
-            let message = format!("{} begins with neither OK nor ERROR", path.display());
-            Seen::Unusable(Reason::new("HealthFileGarbage", message), Some(write))
-        }
+        Some((word, detail)) => Seen::Text { word, detail, write },
+        None => Seen::Unusable(unusable(path, &text), Some(write)),
     })
+}
+
+/// Why the text says nothing. Only our own word is recognised; whatever else it is, it may be a secret.
+fn unusable(path: &Path, text: &[u8]) -> Reason {
+    if text.starts_with(UNKNOWN.as_bytes()) {
+        let message = format!(
+            "the writer of {} says that it knows nothing; see its log",
+            path.display()
+        );
+        return Reason::new("HealthFileUnknown", message);
+    }
+    Reason::new(
+        "HealthFileGarbage",
+        format!("{} begins with neither OK nor ERROR", path.display()),
+    )
 }
 
 fn refuse_kind(path: &Path, stat: &Stat) -> Option<Seen> {
@@ -154,8 +174,8 @@ fn age_by_clock(stat: &Stat) -> Duration {
     SystemTime::now().duration_since(modified).unwrap_or_default()
 }
 
-/// The first word, if it is one of ours, and what follows it, made fit for a log line.
-fn parse(text: &[u8]) -> Option<(Word, String)> {
+/// The first word, if it is OK or ERROR, and what follows it, made fit for a log line.
+pub fn parse(text: &[u8]) -> Option<(Word, String)> {
     let text = text.trim_ascii_start();
     let length = text
         .iter()
@@ -302,6 +322,10 @@ mod tests {
         let seen = read(&path);
         assert_eq!(code(&seen), "HealthFileGarbage");
         assert!(!format!("{seen:?}").contains("eyJ"));
+        fs::write(&path, "UNKNOWN secret").unwrap();
+        let seen = read(&path);
+        assert_eq!(code(&seen), "HealthFileUnknown");
+        assert!(!format!("{seen:?}").contains("secret"));
     }
 
     #[test]
@@ -323,7 +347,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("health");
         let write_of = |seen: Seen| match seen {
-            Seen::Text { write, .. } => write,
+            Seen::Text { write, .. } => write.id,
             Seen::Absent(_) | Seen::Unusable(..) => panic!("{seen:?}"),
         };
         fs::write(&path, "OK").unwrap();

@@ -12,15 +12,17 @@ use std::time::{Duration, Instant};
 
 /// Something that can be asked how the hardware is.
 pub trait Probe: Send {
-    /// One run. `None`: nothing was seen that counts again.
+    /// What a look gives, before it is judged.
+    type Seen: Send;
+
+    /// One look.
     ///
     /// # Errors
     /// [`Abandoned`] when there was no answer within `timeout`.
-    fn run(
-        &mut self,
-        now: Instant,
-        timeout: Duration,
-    ) -> impl Future<Output = Result<Option<Outcome>, Abandoned>> + Send;
+    fn look(&mut self, timeout: Duration) -> impl Future<Output = Result<Self::Seen, Abandoned>> + Send;
+
+    /// What the look, begun at `now`, says; `None` if nothing that counts again. Never asked about a round that does not count.
+    fn judge(&mut self, seen: Self::Seen, now: Instant) -> Option<Outcome>;
 
     /// Waits for a reason to run before the period is over. Cancelling it loses nothing.
     fn changed(&mut self) -> impl Future<Output = ()> + Send;

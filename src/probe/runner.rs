@@ -2,7 +2,7 @@
 
 use super::Probe;
 use crate::policy::outcome::{Outcome, Severity};
-use crate::policy::round::{Answer, Rounds, Timing};
+use crate::policy::round::{Rounds, Timing};
 use std::num::NonZeroU32;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -58,21 +58,35 @@ pub async fn run_rounds<P: Probe>(
             () = async { sleep_until(events_from).await; probe.changed().await } => None,
         };
         let started = Instant::now();
+        let late = planned.map_or(Duration::ZERO, |planned| started - planned);
         if confirm_at.is_some_and(|at| at <= started) {
             confirm_at = None;
         }
-        let answer = tokio::select! {
+        let seen = tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            answer = probe.run(started.into_std(), schedule.timeout) => answer,
+            seen = probe.look(schedule.timeout) => seen,
         };
         let ended = Instant::now();
-        let timing = Timing {
-            late: planned.map_or(Duration::ZERO, |planned| started - planned),
+        next = started + schedule.period;
+        events_from = ended + EVENT_GAP;
+        let stopped = rounds.stopped(Timing {
+            late,
             took: ended - started,
+        });
+        let outcome = match (stopped, seen) {
+            (Some(stopped), _) => {
+                // It says nothing, so it is not judged; the next one follows at once.
+                next = ended + EVENT_GAP;
+                Some(stopped)
+            }
+            (None, Ok(seen)) => {
+                rounds.answered();
+                probe.judge(seen, started.into_std())
+            }
+            (None, Err(_abandoned)) => Some(rounds.abandoned()),
         };
-        let answer = answer.map_or(Answer::Abandoned, Answer::Given);
-        if let Some(outcome) = rounds.judge(timing, answer) {
+        if let Some(outcome) = outcome {
             match outcome {
                 Outcome::Failure(_, Severity::Hard) => {
                     hard_failures += 1;
@@ -95,8 +109,6 @@ pub async fn run_rounds<P: Probe>(
                 return;
             }
         }
-        next = started + schedule.period;
-        events_from = ended + EVENT_GAP;
     }
 }
 
@@ -117,12 +129,18 @@ mod tests {
     }
 
     impl Probe for Script {
-        async fn run(&mut self, _now: std::time::Instant, timeout: Duration) -> Result<Option<Outcome>, Abandoned> {
+        type Seen = Outcome;
+
+        async fn look(&mut self, timeout: Duration) -> Result<Outcome, Abandoned> {
             self.runs.lock().unwrap().push(Instant::now());
             match tokio::time::timeout(timeout, tokio::time::sleep(self.takes)).await {
-                Ok(()) => Ok(Some(self.says.clone())),
+                Ok(()) => Ok(self.says.clone()),
                 Err(_) => Err(Abandoned),
             }
+        }
+
+        fn judge(&mut self, seen: Outcome, _now: std::time::Instant) -> Option<Outcome> {
+            Some(seen)
         }
 
         async fn changed(&mut self) {
@@ -220,6 +238,19 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         assert!(bed.runs.lock().unwrap().len() < 110);
+        bed.stop.cancel();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_round_of_a_stopped_process_is_unknown_and_followed_by_one_that_counts() {
+        let failure = Outcome::Failure(Reason::new("PortDown", ""), Severity::Soft);
+        let mut bed = Bed::start(failure, Duration::ZERO, 2);
+        assert_eq!(bed.reports.recv().await.unwrap().outcome.name(), "failure");
+        // The clock jumps over the next round without giving it a turn.
+        tokio::time::advance(Duration::from_secs(3600)).await;
+        assert_eq!(bed.reports.recv().await.unwrap().outcome.name(), "unknown");
+        assert_eq!(bed.reports.recv().await.unwrap().outcome.name(), "failure");
+        assert_eq!(bed.seconds(), [0, 3600, 3600]);
         bed.stop.cancel();
     }
 

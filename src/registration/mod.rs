@@ -4,7 +4,9 @@ pub mod check;
 pub mod server;
 pub mod socket;
 
+mod path;
 mod status;
+mod words;
 
 pub use status::{Phase, Status};
 
@@ -17,12 +19,12 @@ use crate::policy::admission::Admission;
 use crate::policy::backoff::Backoff;
 use crate::policy::registration::{Action, Event, PathState, Registration, RegistrationTimings, Rival, State};
 use crate::quiet::Quiet;
+use path::PathLooks;
 use server::{KubeletCall, KubeletService};
 use socket::{FileId, Found, PublishError, SocketPath};
 use std::collections::VecDeque;
 use std::error::Error;
 use std::future::Future;
-use std::io;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::time::Duration;
@@ -33,12 +35,6 @@ use tracing::{error, info, warn};
 
 /// How often the path is looked at although no event came: inotify can lose some.
 const RECHECK: Duration = Duration::from_secs(5);
-
-/// How long a socket in our place may take to answer GetInfo; the kubelet gives it as long.
-const RIVAL_DEADLINE: Duration = Duration::from_secs(1);
-
-/// A socket that accepts but does not answer counts as dead after this many looks in a row.
-const SILENT_LOOKS: u32 = 3;
 
 /// Longest time that one NodeGetInfo may take: the kubelet's own limit.
 const NODE_INFO_DEADLINE: Duration = Duration::from_secs(120);
@@ -76,11 +72,14 @@ pub struct RegistrationPart {
     node_info_deadline: Backoff,
     next_deadline: Duration,
     last_info: Option<NodeGetInfoResponse>,
-    silent_looks: u32,
+    looks: PathLooks,
+    watch: PathWatch,
+    /// The last try to show the socket failed.
+    lost: bool,
     trouble: Option<String>,
     driver_quiet: Quiet,
     refusal_quiet: Quiet,
-    rival_quiet: Quiet,
+    publish_quiet: Quiet,
 }
 
 struct Served {
@@ -100,6 +99,8 @@ impl RegistrationPart {
         let mut node_info_deadline = Backoff::new(FIRST_NODE_INFO_DEADLINE, NODE_INFO_DEADLINE);
         let part = Self {
             policy: Registration::new(settings.timings.clone(), Instant::now().into_std()),
+            looks: PathLooks::new(settings.socket.clone(), settings.driver_name.clone()),
+            watch: PathWatch::new(settings.socket.path()),
             settings,
             parts: parts.clone(),
             status,
@@ -109,11 +110,11 @@ impl RegistrationPart {
             next_deadline: node_info_deadline.pause(),
             node_info_deadline,
             last_info: None,
-            silent_looks: 0,
+            lost: false,
             trouble: None,
             driver_quiet: Quiet::default(),
             refusal_quiet: Quiet::default(),
-            rival_quiet: Quiet::default(),
+            publish_quiet: Quiet::default(),
         };
         (part, received)
     }
@@ -128,7 +129,6 @@ impl RegistrationPart {
         mut admission: watch::Receiver<Admission>,
     ) -> Result<(), Fatal> {
         let stop = self.parts.stop().clone();
-        let mut watch = PathWatch::new(self.settings.socket.path());
         let mut recheck = tokio::time::interval(RECHECK);
         recheck.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         admission.mark_changed();
@@ -144,13 +144,10 @@ impl RegistrationPart {
                 },
                 Some(call) = received.recv() => Some(self.heard(call)),
                 answer = answer(&mut self.asking) => Some(self.answered(answer)),
-                () = watch.changed() => self.look().await?,
-                _ = recheck.tick() => {
-                    watch.recheck();
-                    self.look().await?
-                }
+                () = self.watch.changed() => self.look().await?,
+                _ = recheck.tick() => self.look().await?,
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
-                    self.impatient();
+                    self.tell_impatience();
                     Some(Event::Tick)
                 }
             };
@@ -171,7 +168,7 @@ impl RegistrationPart {
         while let Some(event) = events.pop_front() {
             let before = self.policy.state();
             let action = self.policy.on(event, Instant::now().into_std());
-            self.tell(before);
+            self.tell_change(before);
             match action {
                 None => {}
                 Some(Action::AskDriver) => self.ask(),
@@ -271,8 +268,12 @@ impl RegistrationPart {
     }
 
     async fn publish(&mut self, rival: Rival) -> Result<Event, Fatal> {
-        if rival == Rival::Yield && self.path_state().await? == Some(PathState::Held) {
-            return Ok(Event::Path(PathState::Held));
+        if rival == Rival::Yield {
+            match self.looks.state(self.ours()).await? {
+                Some(PathState::Ours | PathState::Gone | PathState::Dead) => {}
+                // Somebody who is only silent so far gets the benefit of the doubt.
+                Some(PathState::Held) | None => return Ok(Event::Path(PathState::Held)),
+            }
         }
         match self.settings.socket.publish() {
             Ok((listener, id)) => {
@@ -290,18 +291,23 @@ impl RegistrationPart {
                     "Registration Server started"
                 );
                 self.trouble = None;
+                self.lost = false;
+                if self.publish_quiet.end() {
+                    info!(socket.path = %self.settings.socket.path().display(), "the registration socket is in its place again");
+                }
                 Ok(Event::Published)
             }
             Err(error @ PublishError::NotASocket { .. }) => Err(error.into()),
             Err(error) => {
                 let text = chain(&error);
-                if self.rival_quiet.begin_or_repeat(&text, Instant::now()) {
+                if self.publish_quiet.begin_or_repeat(&text, Instant::now()) {
                     error!(
                         error = &error as &dyn Error,
                         "cannot show the registration socket; trying again"
                     );
                 }
                 self.trouble = Some(text);
+                self.lost = true;
                 Ok(Event::PublishFailed)
             }
         }
@@ -313,8 +319,7 @@ impl RegistrationPart {
         let socket = self.settings.socket.clone();
         let removed = match socket.found() {
             Ok(Found::Socket(id)) => {
-                let ours = self.served.as_ref().is_some_and(|served| served.id == id);
-                if ours || self.rival().await == RivalState::Dead {
+                if Some(id) == self.ours() || self.looks.rival().await == path::Rival::Dead {
                     socket.withdraw(id)
                 } else {
                     Ok(false)
@@ -343,6 +348,7 @@ impl RegistrationPart {
 
     /// What the path holds, as an event if it can matter now.
     async fn look(&mut self) -> Result<Option<Event>, Fatal> {
+        self.watch.adopt(self.watch.target().look());
         match self.policy.state() {
             State::Hidden { .. } => Ok(None),
             State::Asking { .. }
@@ -351,119 +357,28 @@ impl RegistrationPart {
             | State::Answered { .. }
             | State::Registered
             | State::Refused { .. }
-            | State::StandingBy => Ok(self.path_state().await?.map(Event::Path)),
+            | State::StandingBy => Ok(self.looks.state(self.ours()).await?.map(Event::Path)),
         }
     }
 
-    /// `None` while it cannot be told.
-    async fn path_state(&mut self) -> Result<Option<PathState>, Fatal> {
-        let found = match self.settings.socket.found() {
-            Ok(found) => found,
-            Err(error) => {
-                if self.rival_quiet.begin_or_repeat(&error.to_string(), Instant::now()) {
-                    warn!(error = &error as &dyn Error, "cannot look at the registration socket");
-                }
-                return Ok(None);
-            }
-        };
-        match found {
-            Found::Nothing => Ok(Some(PathState::Gone)),
-            Found::NotASocket => Err(PublishError::NotASocket {
-                path: self.settings.socket.path().to_owned(),
-            }
-            .into()),
-            Found::Socket(id) if self.served.as_ref().is_some_and(|served| served.id == id) => {
-                self.silent_looks = 0;
-                Ok(Some(PathState::Ours))
-            }
-            Found::Socket(_) => match self.rival().await {
-                RivalState::Answers => {
-                    self.silent_looks = 0;
-                    Ok(Some(PathState::Held))
-                }
-                RivalState::Dead => Ok(Some(PathState::Dead)),
-                RivalState::Silent => {
-                    self.silent_looks += 1;
-                    Ok((self.silent_looks >= SILENT_LOOKS).then_some(PathState::Dead))
-                }
-            },
-        }
-    }
-
-    fn rival(&self) -> impl Future<Output = RivalState> + Send + use<> {
-        look_at_rival(self.settings.socket.clone(), self.settings.driver_name.clone())
-    }
-
-    /// Our patience with the kubelet is at its end: say why we publish again.
-    fn impatient(&self) {
-        match self.policy.state() {
-            State::Shown { .. } => warn!(
-                socket.path = %self.settings.socket.path().display(),
-                waited = ?self.policy.since().elapsed(),
-                "the kubelet does not ask for the driver: is it running, and does the host path behind --plugin-registration-path \
-                 lie in its root folder (/var/lib/kubelet/plugins_registry unless it was moved)? Showing the socket again"
-            ),
-            State::Answered { .. } => warn!(
-                waited = ?self.policy.since().elapsed(),
-                "the kubelet asked for the driver and never said how it ended; showing the socket again"
-            ),
-            State::Refused { .. } => {
-                warn!(waited = ?self.policy.since().elapsed(), "the kubelet refused and did not come back; showing the socket again");
-            }
-            State::Hidden { .. }
-            | State::Asking { .. }
-            | State::Publishing { .. }
-            | State::Registered
-            | State::StandingBy => {}
-        }
-    }
-
-    fn tell(&mut self, before: State) {
-        let after = self.policy.state();
-        if std::mem::discriminant(&before) == std::mem::discriminant(&after) {
-            return;
-        }
-        let driver = self.settings.driver_name.as_str();
-        let path = self.settings.socket.path().display();
-        match after {
-            State::Registered => {
-                if self.rival_quiet.end() {
-                    info!(socket.path = %path, "the registration socket is in its place again");
-                }
-                info!(driver.name = driver, "the kubelet has registered the driver");
-            }
-            State::StandingBy => info!(
-                socket.path = %path,
-                "another agent serves our registration socket's path; standing by until it stops answering"
-            ),
-            State::Asking { .. } => match before {
-                State::Registered | State::StandingBy => {
-                    warn!(socket.path = %path, "the registration socket is gone or dead; showing ours again");
-                }
-                State::Hidden { .. }
-                | State::Asking { .. }
-                | State::Publishing { .. }
-                | State::Shown { .. }
-                | State::Answered { .. }
-                | State::Refused { .. } => {}
-            },
-            State::Hidden { .. }
-            | State::Publishing { .. }
-            | State::Shown { .. }
-            | State::Answered { .. }
-            | State::Refused { .. } => {}
-        }
+    /// The socket we serve, whoever holds the path.
+    fn ours(&self) -> Option<FileId> {
+        self.served.as_ref().map(|served| served.id)
     }
 
     fn publish_status(&self) {
         let status = Status {
-            phase: Phase::of(self.policy.state(), self.trouble.is_some()),
+            phase: Phase::of(
+                self.policy.state(),
+                self.policy.wanted(),
+                self.trouble.is_some(),
+                self.lost,
+            ),
             since: self.policy.since(),
             confirmed: self.policy.confirmed(),
             driver_name: Some(self.settings.driver_name.clone()),
             socket: Some(self.settings.socket.path().to_owned()),
             trouble: self.trouble.clone(),
-            wanted: self.policy.wanted(),
         };
         self.status.send_if_modified(|old| {
             let changed = *old != status;
@@ -472,35 +387,6 @@ impl RegistrationPart {
             }
             changed
         });
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum RivalState {
-    Answers,
-    /// Accepts, and says nothing sensible.
-    Silent,
-    Dead,
-}
-
-/// Who answers on the socket at our path that is not ours.
-async fn look_at_rival(socket: SocketPath, driver_name: String) -> RivalState {
-    match check::plugin_name(socket.path(), RIVAL_DEADLINE).await {
-        Ok(name) => {
-            if name != driver_name {
-                warn!(socket.path = %socket.path().display(), other.name = name, "another driver answers on our registration socket's path");
-            }
-            RivalState::Answers
-        }
-        // Any other error, such as a permission denied, does not tell that nobody is there.
-        Err(CallError::Connect { source, .. }) => {
-            let dead = matches!(
-                source.kind(),
-                io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
-            );
-            if dead { RivalState::Dead } else { RivalState::Answers }
-        }
-        Err(CallError::Deadline { .. } | CallError::Status { .. }) => RivalState::Silent,
     }
 }
 

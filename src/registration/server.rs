@@ -2,7 +2,7 @@
 
 use crate::api::registration::registration_server::{Registration, RegistrationServer};
 use crate::api::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
-use crate::grpc::connect::USER_AGENT;
+use crate::grpc::connect::USER_AGENT_NAME;
 use crate::grpc::serve::serve;
 use crate::parts::Parts;
 use tokio::net::UnixListener;
@@ -103,5 +103,5 @@ fn is_our_own<T>(request: &Request<T>) -> bool {
     request
         .metadata()
         .get("user-agent")
-        .is_some_and(|agent| agent.as_encoded_bytes().starts_with(USER_AGENT.as_bytes()))
+        .is_some_and(|agent| agent.as_encoded_bytes().starts_with(USER_AGENT_NAME.as_bytes()))
 }

@@ -28,17 +28,22 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// The phase of a policy's state. `trouble`: the last try to get on failed.
-    pub fn of(state: State, trouble: bool) -> Self {
-        match (state, trouble) {
-            (State::Hidden { .. }, _) => Self::Withdrawn,
-            (State::Asking { .. }, true) => Self::WaitingForDriver,
-            (State::Asking { .. }, false) | (State::Publishing { .. }, false) => Self::Showing,
-            (State::Publishing { .. }, true) => Self::Lost,
-            (State::Shown { .. } | State::Answered { .. }, _) => Self::WaitingForKubelet,
-            (State::Refused { .. }, _) => Self::Refused,
-            (State::Registered, _) => Self::Registered,
-            (State::StandingBy, _) => Self::StandingBy,
+    /// The phase of a policy's state. `wanted`: what the verdict says, once there is one; `trouble`: the driver does not
+    /// answer; `lost`: the socket could not be shown.
+    pub fn of(state: State, wanted: Option<bool>, trouble: bool, lost: bool) -> Self {
+        match state {
+            State::Hidden { .. } => match wanted {
+                None => Self::WaitingForHealth,
+                Some(false) => Self::Withdrawn,
+                Some(true) => Self::Showing,
+            },
+            State::Asking { .. } | State::Publishing { .. } if lost => Self::Lost,
+            State::Asking { .. } if trouble => Self::WaitingForDriver,
+            State::Asking { .. } | State::Publishing { .. } => Self::Showing,
+            State::Shown { .. } | State::Answered { .. } => Self::WaitingForKubelet,
+            State::Refused { .. } => Self::Refused,
+            State::Registered => Self::Registered,
+            State::StandingBy => Self::StandingBy,
         }
     }
 }
@@ -58,8 +63,6 @@ pub struct Status {
     pub socket: Option<PathBuf>,
     /// What stands in the way, if anything.
     pub trouble: Option<String>,
-    /// Whether the verdict allows the driver to be seen.
-    pub wanted: bool,
 }
 
 impl Status {
@@ -72,7 +75,31 @@ impl Status {
             driver_name: None,
             socket: None,
             trouble: None,
-            wanted: false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hidden_means_three_things() {
+        let hidden = |wanted| Phase::of(State::Hidden { not_before: None }, wanted, false, false);
+        assert_eq!(hidden(None), Phase::WaitingForHealth);
+        assert_eq!(hidden(Some(false)), Phase::Withdrawn);
+        assert_eq!(hidden(Some(true)), Phase::Showing);
+    }
+
+    #[test]
+    fn a_socket_that_cannot_be_shown_stays_lost_while_the_driver_is_asked_again() {
+        assert_eq!(
+            Phase::of(State::Asking { at: None }, Some(true), true, true),
+            Phase::Lost
+        );
+        assert_eq!(
+            Phase::of(State::Asking { at: None }, Some(true), true, false),
+            Phase::WaitingForDriver
+        );
     }
 }
