@@ -1,2 +1,67 @@
-//! Test driver.
-fn main() {}
+//! A CSI driver that really mounts, for the runs against a real kubelet.
+//!
+//! A volume is a tmpfs that holds one file, `volume_id`. Every call leaves one line in `--log`, so that a check can see
+//! what the kubelet asked for, when, and what it was told.
+
+mod call_log;
+mod identity;
+mod mounts;
+mod node;
+mod server;
+
+use std::{collections::HashMap, path::PathBuf};
+
+use anyhow::Context as _;
+use clap::Parser;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::{call_log::CallLog, identity::Driver, node::MountingNode};
+
+/// A CSI driver for tests: every volume is a tmpfs with one file in it.
+#[derive(Parser)]
+struct Args {
+    /// The socket to serve; a stale one is replaced.
+    #[arg(long)]
+    endpoint: PathBuf,
+    /// The driver's name.
+    #[arg(long)]
+    name: String,
+    /// What NodeGetInfo gives as the node's id.
+    #[arg(long)]
+    node_id: String,
+    /// A topology segment, `KEY=VALUE`; may be repeated.
+    #[arg(long, value_parser = segment)]
+    topology: Vec<(String, String)>,
+    /// How many volumes the node takes; 0 is no limit.
+    #[arg(long, default_value_t = 0)]
+    max_volumes: i64,
+    /// Announces STAGE_UNSTAGE_VOLUME.
+    #[arg(long)]
+    stage: bool,
+    /// Where each call leaves a line: milliseconds since 1970, method, volume, code.
+    #[arg(long)]
+    log: Option<PathBuf>,
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let mut terminated = signal(SignalKind::terminate())?;
+    let log = CallLog::open(args.log.as_deref()).context("cannot open the call log")?;
+    let driver = Driver::new(args.name, log.clone());
+    let topology: HashMap<_, _> = args.topology.into_iter().collect();
+    let node = MountingNode::new(args.node_id, topology, args.max_volumes, args.stage, log);
+    let listener = server::bind(&args.endpoint)?;
+    tokio::select! {
+        ended = server::serve(listener, driver, node) => ended?,
+        _ = terminated.recv() => {}
+    }
+    std::fs::remove_file(&args.endpoint).context("cannot remove the socket")
+}
+
+/// Reads `KEY=VALUE`.
+fn segment(text: &str) -> Result<(String, String), String> {
+    text.split_once('=')
+        .map(|(key, value)| (key.into(), value.into()))
+        .ok_or_else(|| "not KEY=VALUE".into())
+}
