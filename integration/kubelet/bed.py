@@ -1,0 +1,492 @@
+"""What the checks and the figures stand on: a cluster, a driver, agents, and watchers that miss nothing.
+
+Times are `time.monotonic()` seconds throughout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import http.client
+import json
+import os
+import pathlib
+import signal
+import socket
+import ssl
+import struct
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+
+HERE = pathlib.Path(__file__).resolve().parent
+DRIVER_NAME = "mounting.csi-warden.example"
+NODE = "node1"
+# The machine may be busy: a wait ends with what it waits for, and this only bounds it.
+PATIENCE = 60.0
+
+
+class Failed(Exception):
+    """A check did not see what it should have."""
+
+
+def free_port() -> int:
+    """A port that nothing listens on right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until(what: str, happened: Callable[[], object], patience: float = PATIENCE, pause: float = 0.02):
+    """Returns the first true answer of `happened`."""
+    end = time.monotonic() + patience
+    while True:
+        if answer := happened():
+            return answer
+        if time.monotonic() > end:
+            raise Failed(f"not within {patience:.0f} s: {what}")
+        time.sleep(pause)
+
+
+class Api:
+    """The API server, as an administrator."""
+
+    def __init__(self, port: int):
+        self.port = port
+        self.tls = ssl._create_unverified_context()  # loopback, and a certificate of a minute ago
+        self.headers = {"Authorization": "Bearer admintoken", "Content-Type": "application/json"}
+
+    def call(self, method: str, path: str, body: object = None, content_type: str | None = None) -> dict:
+        headers = dict(self.headers)
+        if content_type:
+            headers["Content-Type"] = content_type
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"https://127.0.0.1:{self.port}{path}", data, headers, method=method)
+        with urllib.request.urlopen(request, timeout=20, context=self.tls) as answer:
+            return json.load(answer)
+
+    def find(self, path: str) -> dict | None:
+        """The object, or None where there is none."""
+        try:
+            return self.call("GET", path)
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return None
+            raise
+
+    def stream(self, path: str) -> Iterator[dict]:
+        """The events of one watch, until the server ends it."""
+        connection = http.client.HTTPSConnection("127.0.0.1", self.port, context=self.tls)
+        try:
+            connection.request("GET", path, headers=self.headers)
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise OSError(f"HTTP {answer.status}")
+            while line := answer.readline():
+                yield json.loads(line)
+        finally:
+            connection.close()
+
+
+class CsiNodeWatch:
+    """When the driver came to and went from CSINode: `changes` is a list of (time, present)."""
+
+    PATH = f"/apis/storage.k8s.io/v1/csinodes?fieldSelector=metadata.name%3D{NODE}&watch=true&timeoutSeconds=3600"
+
+    def __init__(self, api: Api):
+        self.api = api
+        self.changes: list[tuple[float, bool]] = []
+        self.present = False
+        threading.Thread(target=self._follow, daemon=True).start()
+
+    def _follow(self) -> None:
+        while True:
+            try:
+                for event in self.api.stream(self.PATH):
+                    if event["type"] in ("ADDED", "MODIFIED"):
+                        self._see(time.monotonic(), event["object"])
+            except (OSError, ValueError, http.client.HTTPException):
+                time.sleep(0.1)  # the API server is away; what it says when it is back comes as ADDED
+
+    def _see(self, now: float, csi_node: dict) -> None:
+        present = any(driver["name"] == DRIVER_NAME for driver in csi_node["spec"].get("drivers") or [])
+        if present != self.present:
+            self.changes.append((now, present))
+            self.present = present
+
+    def since(self, then: float) -> list[tuple[float, bool]]:
+        return [change for change in self.changes if change[0] >= then]
+
+    def removals(self, then: float) -> int:
+        return sum(not present for _, present in self.since(then))
+
+    def wait(self, present: bool, then: float | None = None, patience: float = PATIENCE) -> float:
+        """When the driver came or went; with `then`, for the first time since."""
+        word = "with" if present else "without"
+        if then is None:
+            wait_until(f"CSINode {word} the driver", lambda: self.present == present, patience)
+            return time.monotonic()
+        return wait_until(
+            f"CSINode {word} the driver",
+            lambda: next((at for at, now_present in self.since(then) if now_present == present), None),
+            patience,
+        )
+
+
+class FolderWatch:
+    """What happened at one path of a folder: `events` is a list of (time, "shown" or "gone"), by inotify."""
+
+    CREATE, DELETE, MOVED_FROM, MOVED_TO = 0x100, 0x200, 0x40, 0x80
+
+    def __init__(self, path: pathlib.Path):
+        self.path = path
+        self.events: list[tuple[float, str]] = []
+        libc = ctypes.CDLL(None, use_errno=True)
+        self.fd = libc.inotify_init1(os.O_CLOEXEC)
+        mask = self.CREATE | self.DELETE | self.MOVED_FROM | self.MOVED_TO
+        if self.fd < 0 or libc.inotify_add_watch(self.fd, os.fsencode(path.parent), mask) < 0:
+            raise OSError(ctypes.get_errno(), "inotify")
+        threading.Thread(target=self._follow, daemon=True).start()
+
+    def _follow(self) -> None:
+        while block := os.read(self.fd, 65536):
+            now, offset = time.monotonic(), 0
+            while offset < len(block):
+                _, mask, _, length = struct.unpack_from("iIII", block, offset)
+                offset += 16
+                name = block[offset : offset + length].rstrip(b"\0").decode()
+                offset += length
+                if name == self.path.name:
+                    self.events.append((now, "shown" if mask & (self.CREATE | self.MOVED_TO) else "gone"))
+
+    def since(self, then: float) -> list[tuple[float, str]]:
+        return [event for event in self.events if event[0] >= then]
+
+    def wait(self, what: str, then: float, patience: float = PATIENCE) -> float:
+        """When the path was first `what` since `then`."""
+        return wait_until(
+            f"registration socket {what}",
+            lambda: next((at for at, event in self.since(then) if event == what), None),
+            patience,
+            0.001,
+        )
+
+
+class Process:
+    """One process of ours, with a log, known to the cluster's `down`."""
+
+    def __init__(self, root: pathlib.Path, name: str, command: list[str]):
+        self.log = root / "log" / f"{name}.log"
+        self.pid_file = root / "run" / f"{name}.pid"
+        with open(self.log, "ab") as log:
+            log.write(f"--- {' '.join(map(str, command))}\n".encode())
+            log.flush()
+            self.started = time.monotonic()
+            self.child = subprocess.Popen(
+                list(map(str, command)), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self.pid_file.write_text(f"{self.child.pid}\n")
+
+    @property
+    def pid(self) -> int:
+        return self.child.pid
+
+    def running(self) -> bool:
+        return self.child.poll() is None
+
+    def send(self, number: signal.Signals, patience: float = PATIENCE) -> int:
+        """Sends a signal that ends the process; returns its exit code."""
+        self.child.send_signal(number)
+        try:
+            return self.child.wait(patience)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"pid {self.pid} still runs {patience:.0f} s after {number.name}") from None
+        finally:
+            if not self.running():
+                self.pid_file.unlink(missing_ok=True)
+
+    def end(self) -> None:
+        """Makes sure that it is gone."""
+        if self.running():
+            self.child.kill()
+        self.child.wait()
+        self.pid_file.unlink(missing_ok=True)
+
+
+class Agent(Process):
+    """The registrar under test."""
+
+    def __init__(self, root: pathlib.Path, name: str, command: list[str], port: int):
+        self.port = port
+        super().__init__(root, name, [*command, f"--http-endpoint=127.0.0.1:{port}"])
+
+    def http(self, path: str) -> int:
+        """The status code at `path`; 0 where nothing answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return answer.status
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return 0
+
+    def wait_http(self, path: str, wanted: int, patience: float = PATIENCE) -> None:
+        wait_until(f"{path} answers {wanted}", lambda: self.http(path) == wanted, patience, 0.05)
+
+
+class HealthFile:
+    """The file that a health prober shares with the agent."""
+
+    def __init__(self, path: pathlib.Path):
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(self, text: str) -> float:
+        """Replaces the file in one step; returns when."""
+        draft = self.path.with_name(".draft")
+        draft.write_text(text + "\n")
+        draft.rename(self.path)
+        return time.monotonic()
+
+    def fail(self, after_first: Callable[[], None] | None = None) -> float:
+        """Two ERRORs, further apart than the confirm interval; returns when the second, deciding one was written."""
+        self.write("ERROR port mlx5_0/1 is down")
+        if after_first:
+            after_first()
+        time.sleep(1.3)
+        return self.write("ERROR port mlx5_0/1 is down")
+
+    def recover(self) -> float:
+        """Two OKs; returns when the first was written."""
+        first = self.write("OK")
+        time.sleep(1.1)
+        self.write("OK")
+        return first
+
+
+class Bed:
+    """The cluster and everything beside it."""
+
+    def __init__(self, root: pathlib.Path, agent: str, driver: str, kind: str):
+        self.root, self.agent_binary, self.driver_binary = root, agent, driver
+        self.has_health = kind != "upstream"
+        ports = dict(word.split("=") for word in (root / "ports").read_text().split())
+        self.api = Api(int(ports["api_port"]))
+        self.kubelet_port = int(ports["kubelet_port"])
+        self.kubelet_root = root / "kubelet"
+        self.socket = self.kubelet_root / "plugins_registry" / f"{DRIVER_NAME}-reg.sock"
+        self.driver_socket = self.kubelet_root / "plugins" / DRIVER_NAME / "csi.sock"
+        self.driver_socket.parent.mkdir(parents=True, exist_ok=True)
+        self.calls = root / "log" / "calls"
+        self.health = HealthFile(root / "health" / "health")
+        self.csi_node = CsiNodeWatch(self.api)
+        self.folder = FolderWatch(self.socket)
+        self.driver: Process | None = None
+        self.agents: list[Agent] = []
+        self.count = 0
+        help_text = subprocess.run([agent, "--help"], capture_output=True, text=True, check=False)
+        self.help = help_text.stdout + help_text.stderr
+        self._describe_driver()
+
+    def _describe_driver(self) -> None:
+        path = "/apis/storage.k8s.io/v1/csidrivers"
+        if not self.api.find(f"{path}/{DRIVER_NAME}"):
+            spec = {"attachRequired": False, "podInfoOnMount": True, "volumeLifecycleModes": ["Ephemeral", "Persistent"]}
+            self.api.call("POST", path, {"metadata": {"name": DRIVER_NAME}, "spec": spec})
+
+    # --- parts -------------------------------------------------------------------------------------------------------
+
+    def part(self, verb: str, name: str) -> None:
+        """Starts or stops one part of the cluster."""
+        done = subprocess.run(
+            [HERE / "cluster.sh", verb, self.root, name], capture_output=True, text=True, timeout=120, check=False
+        )
+        if done.returncode:
+            raise Failed(f"cluster.sh {verb} {name}: {done.stderr.strip()}")
+
+    def part_runs(self, name: str) -> bool:
+        try:
+            os.kill(int((self.root / "run" / f"{name}.pid").read_text()), 0)
+        except (OSError, ValueError):
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def without(self, name: str):
+        """A part of the cluster is down inside the block, and up again after it."""
+        self.part("stop", name)
+        try:
+            yield
+        finally:
+            self.part("start", name)
+
+    def start_driver(self, *flags: str) -> None:
+        command = [self.driver_binary, "--endpoint", self.driver_socket, "--name", DRIVER_NAME, "--node-id", NODE]
+        command += ["--topology", "topology.csi-warden.example/rack=r1", "--max-volumes", "16", "--stage", "--log", self.calls]
+        self.driver = Process(self.root, "driver", [*command, *flags])
+        wait_until("the driver's socket", self.driver_socket.exists)
+
+    def start_agent(self, *flags: str, health: bool = True, fresh: bool = False) -> Agent:
+        """One more agent; later flags win. `fresh`: it remembers nothing."""
+        if fresh:
+            self.count += 1
+        command = [
+            self.agent_binary,
+            f"--csi-address={self.driver_socket}",
+            f"--kubelet-registration-path={self.driver_socket}",
+            f"--plugin-registration-path={self.socket.parent}",
+        ]
+        if self.has_health and health:
+            wanted = [
+                f"--health-file={self.health.path}",
+                "--health-interval=2s",
+                "--health-max-age=10m",
+                "--health-dead-after=30m",
+                "--recovery-hold=3s",
+                "--max-recovery-hold=3s",  # the checks of one run are many flaps
+                "--start-grace=2s",
+                f"--state-dir={self.root}/state-{self.count}",
+                "--on-unhealthy=deregister",
+            ]
+            command += [flag for flag in wanted if flag.split("=")[0] in self.help]
+        agent = Agent(self.root, f"agent-{len(self.agents) + 1}", [*command, *flags], free_port())
+        self.agents.append(agent)
+        return agent
+
+    @property
+    def agent(self) -> Agent:
+        """The newest agent."""
+        return self.agents[-1]
+
+    def settle(self) -> None:
+        """Everything runs, one agent, healthy, and CSINode has the driver."""
+        for name in ("etcd", "containerd", "apiserver", "kubelet"):
+            if not self.part_runs(name):
+                self.part("start", name)
+        if not (self.driver and self.driver.running()):
+            self.start_driver()
+        self.health.write("OK")
+        if [agent.running() for agent in self.agents].count(True) != 1 or not self.agent.running():
+            self.end_agents()
+            self.start_agent(fresh=True)
+        self.csi_node.wait(True)
+        wait_until("the registration socket", self.socket.exists)
+        if self.has_health:
+            self.agent.wait_http("/registered", 200)
+
+    def start_over(self) -> None:
+        """After a failed check: new agents and a new driver."""
+        self.end_agents()
+        if self.driver:
+            self.driver.end()
+            self.driver = None
+
+    def end_agents(self) -> None:
+        for agent in self.agents:
+            agent.end()
+        if self.socket.is_socket():
+            self.socket.unlink()
+
+    def close(self) -> None:
+        self.start_over()
+
+    # --- what can be seen --------------------------------------------------------------------------------------------
+
+    def inode(self) -> int:
+        """The registration socket's inode; 0 without one."""
+        try:
+            return self.socket.lstat().st_ino
+        except FileNotFoundError:
+            return 0
+
+    def calls_of(self, method: str) -> int:
+        """How many calls of that method the driver has seen."""
+        lines = self.calls.read_text().splitlines() if self.calls.exists() else []
+        return sum(line.split()[1] == method for line in lines)
+
+    def mounts(self) -> list[str]:
+        """The mount points of CSI volumes below the kubelet's folder."""
+        points = [line.split()[4] for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines()]
+        below = [point for point in points if point.startswith(f"{self.kubelet_root}/")]
+        return [point for point in below if "kubernetes.io~csi" in point or "kubernetes.io/csi" in point]
+
+    def tails(self) -> str:
+        """The ends of the logs that may say why."""
+        text = []
+        for path in [*(agent.log for agent in self.agents[-2:]), self.root / "log/driver.log", self.calls]:
+            if path.exists():
+                text.append(f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-25:]))
+        kubelet = (self.root / "log/kubelet.log").read_text(errors="replace").splitlines()
+        words = ("plugin", "csi", DRIVER_NAME)
+        about = [line[:300] for line in kubelet[-4000:] if any(word in line.lower() for word in words)]
+        text.append("--- kubelet.log, lines about plugins\n" + "\n".join(about[-25:]))
+        return "\n".join(text)
+
+    # --- pods --------------------------------------------------------------------------------------------------------
+
+    PODS = "/api/v1/namespaces/default/pods"
+
+    def create_pod(self, name: str, claim: str | None = None) -> None:
+        """A pod on our node with one volume of our driver: inline, or through a claim."""
+        volume = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"csi": {"driver": DRIVER_NAME}}
+        container = {"name": "pause", "image": "localhost/pause:1", "imagePullPolicy": "Never"}
+        container["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
+        spec = {
+            "nodeName": NODE,  # there is no scheduler
+            "hostNetwork": True,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": 1,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [container],
+            "volumes": [{"name": "data", **volume}],
+        }
+        self.api.call("POST", self.PODS, {"metadata": {"name": name}, "spec": spec})
+
+    def wait_running(self, name: str, patience: float = 150) -> str:
+        """Waits until the pod runs; returns what the container reads from `volume_id`.
+
+        The patience covers the kubelet's pause between tries of one mount, which grows to two minutes.
+        """
+
+        def started() -> str | None:
+            status = (self.api.find(f"{self.PODS}/{name}") or {}).get("status", {})
+            states = status.get("containerStatuses") or [{}]
+            return states[0].get("containerID") if "running" in states[0].get("state", {}) else None
+
+        container = wait_until(f"pod {name} runs", started, patience, 0.1).removeprefix("containerd://")
+        ctr = ["ctr", "-a", f"{self.root}/ctrd/containerd.sock", "-n", "k8s.io"]
+        table = subprocess.run([*ctr, "tasks", "ls"], capture_output=True, text=True, timeout=30, check=True).stdout
+        pid = next(line.split()[1] for line in table.splitlines() if line.startswith(container))
+        return pathlib.Path(f"/proc/{pid}/root/data/volume_id").read_text()
+
+    def wait_event(self, pod: str, text: str, patience: float = PATIENCE) -> str:
+        """Waits for an event of the pod that contains `text`."""
+
+        def found() -> str | None:
+            events = self.api.call("GET", f"/api/v1/namespaces/default/events?fieldSelector=involvedObject.name%3D{pod}")
+            return next((item["message"] for item in events["items"] if text in item.get("message", "")), None)
+
+        return wait_until(f"an event of {pod} with {text!r}", found, patience, 0.1)
+
+    def delete_pod(self, name: str) -> None:
+        with contextlib.suppress(urllib.error.HTTPError):
+            self.api.call("DELETE", f"{self.PODS}/{name}")
+
+    def wait_deleted(self, name: str, patience: float = 150) -> None:
+        wait_until(f"pod {name} gone", lambda: self.api.find(f"{self.PODS}/{name}") is None, patience, 0.1)
+
+    @contextlib.contextmanager
+    def pod(self, name: str, claim: str | None = None):
+        """A pod that is there inside the block; its end is waited for only where the block went well."""
+        self.create_pod(name, claim)
+        try:
+            yield
+        except BaseException:
+            self.delete_pod(name)
+            raise
+        self.delete_pod(name)
+        self.wait_deleted(name)
