@@ -351,10 +351,14 @@ class Bed:
                 f"--state-dir={self.root}/state-{self.count}",
                 "--on-unhealthy=deregister",
             ]
-            command += [flag for flag in wanted if flag.split("=")[0] in self.help]
+            command += [flag for flag in wanted if self.knows(flag)]
         agent = Agent(self.root, f"agent-{len(self.agents) + 1}", [*command, *flags], free_port())
         self.agents.append(agent)
         return agent
+
+    def knows(self, flag: str) -> bool:
+        """Whether the agent's help names the flag."""
+        return flag.split("=")[0].removeprefix("-") in self.help
 
     @property
     def agent(self) -> Agent:
@@ -416,13 +420,13 @@ class Bed:
     def tails(self) -> str:
         """The ends of the logs that may say why."""
         text = []
-        for path in [*(agent.log for agent in self.agents[-2:]), self.root / "log/driver.log", self.calls]:
+        for path in [*(agent.log for agent in self.agents[-2:]), self.calls]:
             if path.exists():
                 text.append(f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-25:]))
         kubelet = (self.root / "log/kubelet.log").read_text(errors="replace").splitlines()
-        words = ("plugin", "csi", DRIVER_NAME)
-        about = [line[:300] for line in kubelet[-4000:] if any(word in line.lower() for word in words)]
-        text.append("--- kubelet.log, lines about plugins\n" + "\n".join(about[-25:]))
+        words = (DRIVER_NAME, "plugin_watcher", "operation_generator", "reconciler.go", "csi_plugin")
+        about = [line[:300] for line in kubelet[-4000:] if any(word in line for word in words)]
+        text.append("--- kubelet.log, lines about the driver\n" + "\n".join(about[-25:]))
         return "\n".join(text)
 
     # --- pods --------------------------------------------------------------------------------------------------------

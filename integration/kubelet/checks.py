@@ -230,7 +230,7 @@ def one_error_is_ignored(bed: Bed) -> str:
 def flapping(bed: Bed) -> str:
     """A file that says ERROR, ERROR, OK by turns every 50 ms costs one deregistration at most."""
     bed.end_agents()
-    bed.start_agent("--max-recovery-hold=10m" if "--max-recovery-hold" in bed.help else "--v=0", fresh=True)
+    bed.start_agent(*(["--max-recovery-hold=10m"] if bed.knows("--max-recovery-hold") else []), fresh=True)
     bed.csi_node.wait(True)
     bed.agent.wait_http("/registered", 200)
     then = time.monotonic()
