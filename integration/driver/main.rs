@@ -9,13 +9,14 @@ mod mounts;
 mod node;
 mod server;
 
-use std::{collections::HashMap, path::PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::Parser;
+use csi_warden::api::csi::{NodeGetInfoResponse, Topology};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{call_log::CallLog, identity::Driver, node::MountingNode};
+use crate::{call_log::CallLog, identity::Driver, node::{Capability, MountingNode}};
 
 /// A CSI driver for tests: every volume is a tmpfs with one file in it.
 #[derive(Parser)]
@@ -49,8 +50,14 @@ async fn main() -> anyhow::Result<()> {
     let mut terminated = signal(SignalKind::terminate())?;
     let log = CallLog::open(args.log.as_deref()).context("cannot open the call log")?;
     let driver = Driver::new(args.name, log.clone());
-    let topology: HashMap<_, _> = args.topology.into_iter().collect();
-    let node = MountingNode::new(args.node_id, topology, args.max_volumes, args.stage, log);
+    let info = NodeGetInfoResponse {
+        node_id: args.node_id,
+        max_volumes_per_node: args.max_volumes,
+        accessible_topology: Some(Topology { segments: args.topology.into_iter().collect() }),
+    };
+    let mut capabilities = vec![Capability::GetVolumeStats];
+    capabilities.extend(args.stage.then_some(Capability::StageUnstageVolume));
+    let node = MountingNode::new(info, capabilities, log);
     let listener = server::bind(&args.endpoint)?;
     tokio::select! {
         ended = server::serve(listener, driver, node) => ended?,

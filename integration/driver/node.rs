@@ -1,13 +1,13 @@
 //! The Node service: a tmpfs for each volume.
 
-use std::{collections::HashMap, io, path::Path};
+use std::{io, path::Path};
 
 use csi_warden::api::csi::{
     NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetCapabilitiesRequest, NodeGetCapabilitiesResponse,
     NodeGetInfoRequest, NodeGetInfoResponse, NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse,
     NodePublishVolumeRequest, NodePublishVolumeResponse, NodeServiceCapability, NodeStageVolumeRequest,
     NodeStageVolumeResponse, NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse, NodeUnstageVolumeRequest,
-    NodeUnstageVolumeResponse, Topology, VolumeUsage, node_server::Node, node_service_capability, volume_usage,
+    NodeUnstageVolumeResponse, VolumeUsage, node_server::Node, node_service_capability, volume_usage,
 };
 use tonic::{Request, Response, Status};
 
@@ -16,35 +16,24 @@ use crate::{
     mounts::{self, Access},
 };
 
+/// What the node can do beyond publishing.
+pub(crate) use csi_warden::api::csi::node_service_capability::rpc::Type as Capability;
+
 /// Set by the kubelet for a volume that lives and dies with its pod.
 const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
 
 /// One node with tmpfs volumes.
 #[derive(Clone)]
 pub(crate) struct MountingNode {
-    node_id: String,
-    topology: HashMap<String, String>,
-    max_volumes: i64,
-    stages: bool,
+    info: NodeGetInfoResponse,
+    capabilities: Vec<Capability>,
     log: CallLog,
 }
 
 impl MountingNode {
-    /// A node as NodeGetInfo shall describe it.
-    pub(crate) fn new(
-        node_id: String,
-        topology: HashMap<String, String>,
-        max_volumes: i64,
-        stages: bool,
-        log: CallLog,
-    ) -> Self {
-        Self {
-            node_id,
-            topology,
-            max_volumes,
-            stages,
-            log,
-        }
+    /// A node that describes itself by `info` and offers `capabilities`.
+    pub(crate) fn new(info: NodeGetInfoResponse, capabilities: Vec<Capability>, log: CallLog) -> Self {
+        Self { info, capabilities, log }
     }
 
     fn stage(&self, request: &NodeStageVolumeRequest) -> Result<NodeStageVolumeResponse, Status> {
@@ -80,7 +69,7 @@ impl MountingNode {
             .volume_context
             .get(EPHEMERAL)
             .is_some_and(|value| value == "true");
-        if self.stages && !ephemeral {
+        if self.capabilities.contains(&Capability::StageUnstageVolume) && !ephemeral {
             present("staging_target_path", &request.staging_target_path)?;
             mounts::bind_volume(Path::new(&request.staging_target_path), target, access)
         } else {
@@ -164,15 +153,8 @@ impl Node for MountingNode {
         &self,
         _: Request<NodeGetCapabilitiesRequest>,
     ) -> Result<Response<NodeGetCapabilitiesResponse>, Status> {
-        use node_service_capability::rpc::Type;
-        let mut offered = vec![Type::GetVolumeStats];
-        if self.stages {
-            offered.push(Type::StageUnstageVolume);
-        }
-        let capabilities = offered.into_iter().map(|offer| NodeServiceCapability {
-            r#type: Some(node_service_capability::Type::Rpc(node_service_capability::Rpc {
-                r#type: offer.into(),
-            })),
+        let capabilities = self.capabilities.iter().map(|&offer| NodeServiceCapability {
+            r#type: Some(node_service_capability::Type::Rpc(node_service_capability::Rpc { r#type: offer.into() })),
         });
         let capabilities = NodeGetCapabilitiesResponse {
             capabilities: capabilities.collect(),
@@ -181,15 +163,7 @@ impl Node for MountingNode {
     }
 
     async fn node_get_info(&self, _: Request<NodeGetInfoRequest>) -> Result<Response<NodeGetInfoResponse>, Status> {
-        let topology = (!self.topology.is_empty()).then(|| Topology {
-            segments: self.topology.clone(),
-        });
-        let info = NodeGetInfoResponse {
-            node_id: self.node_id.clone(),
-            max_volumes_per_node: self.max_volumes,
-            accessible_topology: topology,
-        };
-        self.log.answer("NodeGetInfo", "", Ok(info))
+        self.log.answer("NodeGetInfo", "", Ok(self.info.clone()))
     }
 }
 

@@ -18,8 +18,8 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import bed as testbed
-from bed import DRIVER_NAME, Bed, Failed, wait_until
+from bed import Bed
+from watch import DRIVER_NAME, NODE, Failed, wait_until
 
 NOT_REGISTERED = "not found in the list of registered CSI drivers"
 # Long enough for the agent's health interval (2 s), confirm interval and recovery hold (3 s) to show an effect.
@@ -101,9 +101,9 @@ def registers(bed: Bed) -> str:
     agent = bed.start_agent(fresh=True)
     socket = bed.folder.wait("shown", agent.started)
     csi_node = bed.csi_node.wait(True, agent.started)
-    drivers = bed.api.call("GET", f"/apis/storage.k8s.io/v1/csinodes/{testbed.NODE}")["spec"]["drivers"]
+    drivers = bed.api.call("GET", f"/apis/storage.k8s.io/v1/csinodes/{NODE}")["spec"]["drivers"]
     entry = next(driver for driver in drivers if driver["name"] == DRIVER_NAME)
-    expect(entry["nodeID"] == testbed.NODE, f"nodeID {entry['nodeID']!r}")
+    expect(entry["nodeID"] == NODE, f"nodeID {entry['nodeID']!r}")
     expect(entry["allocatable"] == {"count": 16}, f"allocatable {entry.get('allocatable')}")
     expect(entry["topologyKeys"] == ["topology.csi-warden.example/rack"], f"topologyKeys {entry.get('topologyKeys')}")
     agent.wait_http("/healthz", 200)

@@ -10,13 +10,15 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
+import random
 import signal
 import statistics
 import sys
 import threading
 import time
 
-from bed import Bed, Process, wait_until
+from bed import Bed, Process
+from watch import wait_until
 
 HOLD = 2.0
 
@@ -42,13 +44,15 @@ def health_rounds(bed: Bed, table: Table, rounds: int) -> None:
     for _ in range(rounds):
         bed.csi_node.wait(True)
         bed.agent.wait_http("/registered", 200)
+        # The kubelet looks once a second; a round must not always meet it at the same point of that second.
+        time.sleep(random.random())
         decided = bed.health.fail()
         at = bed.folder.wait("gone", decided - 1)
         removed = bed.csi_node.wait(False, decided - 1)
         gone.append(at - decided)
         left.append(removed - decided)
         left_after.append(removed - at)
-        time.sleep(1)
+        time.sleep(1 + random.random())
         stop = threading.Event()
         first = bed.health.write("OK")
         writer = threading.Thread(target=lambda: [bed.health.write("OK") for _ in iter(lambda: stop.wait(0.25), True)])
