@@ -16,7 +16,11 @@ use clap::Parser;
 use csi_warden::api::csi::{NodeGetInfoResponse, Topology};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{call_log::CallLog, identity::Driver, node::{Capability, MountingNode}};
+use crate::{
+    call_log::CallLog,
+    identity::Driver,
+    node::{Capability, MountingNode},
+};
 
 /// A CSI driver for tests: every volume is a tmpfs with one file in it.
 #[derive(Parser)]
@@ -53,7 +57,9 @@ async fn main() -> anyhow::Result<()> {
     let info = NodeGetInfoResponse {
         node_id: args.node_id,
         max_volumes_per_node: args.max_volumes,
-        accessible_topology: Some(Topology { segments: args.topology.into_iter().collect() }),
+        accessible_topology: Some(Topology {
+            segments: args.topology.into_iter().collect(),
+        }),
     };
     let mut capabilities = vec![Capability::GetVolumeStats];
     capabilities.extend(args.stage.then_some(Capability::StageUnstageVolume));

@@ -33,7 +33,11 @@ pub(crate) struct MountingNode {
 impl MountingNode {
     /// A node that describes itself by `info` and offers `capabilities`.
     pub(crate) fn new(info: NodeGetInfoResponse, capabilities: Vec<Capability>, log: CallLog) -> Self {
-        Self { info, capabilities, log }
+        Self {
+            info,
+            capabilities,
+            log,
+        }
     }
 
     fn stage(&self, request: &NodeStageVolumeRequest) -> Result<NodeStageVolumeResponse, Status> {
@@ -154,7 +158,9 @@ impl Node for MountingNode {
         _: Request<NodeGetCapabilitiesRequest>,
     ) -> Result<Response<NodeGetCapabilitiesResponse>, Status> {
         let capabilities = self.capabilities.iter().map(|&offer| NodeServiceCapability {
-            r#type: Some(node_service_capability::Type::Rpc(node_service_capability::Rpc { r#type: offer.into() })),
+            r#type: Some(node_service_capability::Type::Rpc(node_service_capability::Rpc {
+                r#type: offer.into(),
+            })),
         });
         let capabilities = NodeGetCapabilitiesResponse {
             capabilities: capabilities.collect(),
