@@ -95,11 +95,12 @@ class HealthFile:
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def write(self, text: str) -> float:
-        """Replaces the file in one step; returns when."""
+        """Replaces the file in one step; returns when, as of just before."""
         draft = self.path.with_name(".draft")
         draft.write_text(text + "\n")
+        now = time.monotonic()
         draft.rename(self.path)
-        return time.monotonic()
+        return now
 
     def fail(self, after_first: Callable[[], None] | None = None) -> float:
         """Two ERRORs, further apart than the confirm interval; returns when the second, deciding one was written."""
@@ -183,6 +184,7 @@ class Bed:
         """One more agent; later flags win. `fresh`: it remembers nothing."""
         if fresh:
             self.count += 1
+            self.state().mkdir(exist_ok=True)
         command = [
             self.agent_binary,
             f"--csi-address={self.driver_socket}",
@@ -198,13 +200,17 @@ class Bed:
                 "--recovery-hold=3s",
                 "--max-recovery-hold=3s",  # the checks of one run are many flaps
                 "--start-grace=2s",
-                f"--state-dir={self.root}/state-{self.count}",
+                f"--state-dir={self.state()}",
                 "--on-unhealthy=deregister",
             ]
             command += [flag for flag in wanted if self.knows(flag)]
         agent = Agent(self.root, f"agent-{len(self.agents) + 1}", [*command, *flags], free_port())
         self.agents.append(agent)
         return agent
+
+    def state(self) -> pathlib.Path:
+        """The folder where the agents of now keep their verdict."""
+        return self.root / f"state-{self.count}"
 
     def knows(self, flag: str) -> bool:
         """Whether the agent's help names the flag."""

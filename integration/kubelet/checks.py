@@ -149,6 +149,35 @@ def stale_socket(bed: Bed) -> str:
 
 
 @check(health=False)
+def file_at_the_path(bed: Bed) -> str:
+    """Where a regular file holds the path, the agent exits 1 and leaves the file alone."""
+    bed.end_agents()
+    bed.csi_node.wait(False)
+    bed.socket.write_text("not ours")
+    try:
+        agent = bed.start_agent(fresh=True)
+        wait_until("the agent's exit", lambda: not agent.running())
+        expect(agent.child.returncode == 1, f"exit code {agent.child.returncode}")
+        expect(bed.socket.read_text() == "not ours", "the file was changed")
+    finally:
+        bed.socket.unlink(missing_ok=True)
+        bed.end_agents()
+    return "exit code 1, file untouched"
+
+
+@check()
+def socket_deleted(bed: Bed) -> str:
+    """A socket that somebody deletes is shown again."""
+    then = time.monotonic()
+    bed.socket.unlink()
+    again = bed.folder.wait("shown", then) - then
+    bed.csi_node.wait(False, then)
+    back = bed.csi_node.wait(True, then) - then
+    bed.agent.wait_http("/registered", 200)
+    return f"shown again after {again:.2f} s, CSINode has it after {back:.2f} s"
+
+
+@check(health=False)
 def pod_mounts(bed: Bed) -> str:
     """A pod with an inline volume runs and reads its volume, and goes again."""
     then = time.monotonic()
@@ -245,6 +274,26 @@ def flapping(bed: Bed) -> str:
     changes = bed.csi_node.since(then)
     expect(len(changes) <= 2, f"CSINode changed {len(changes)} times: {shown(changes, then)}")
     return f"{len(changes)} changes of CSINode, {len(bed.folder.since(then))} of the socket; registered at the end"
+
+
+@check()
+def slow_flapping(bed: Bed) -> str:
+    """Hardware that comes and goes every few seconds is taken out once, until it stays."""
+    bed.end_agents()
+    bed.start_agent(*(["--max-recovery-hold=10m"] if bed.knows("--max-recovery-hold") else []), fresh=True)
+    bed.csi_node.wait(True)
+    bed.agent.wait_http("/registered", 200)
+    then = time.monotonic()
+    while time.monotonic() - then < 20:
+        for text in ("ERROR flapping", "ERROR flapping", "OK", "OK"):
+            bed.health.write(text)
+            time.sleep(1.2)
+    bed.csi_node.wait(True)
+    bed.agent.wait_http("/registered", 200)
+    changes = bed.csi_node.since(then)
+    expect(len(changes) == 2, f"CSINode changed {len(changes)} times: {shown(changes, then)}")
+    expect(changes[1][0] - then > 18, f"back while it still flapped: {shown(changes, then)}")
+    return shown([(at, "with" if present else "without") for at, present in changes], then)
 
 
 @check()
@@ -373,6 +422,21 @@ def agent_killed_unhealthy(bed: Bed) -> str:
     first = recover(bed)
     back = bed.csi_node.wait(True, first) - first
     return f"stayed out for {first - then:.0f} s over two restarts, back {back:.2f} s after the first OK"
+
+
+@check()
+def state_folder_is_made(bed: Bed) -> str:
+    """A --state-dir that does not exist yet is made, and a restart finds its verdict there."""
+    bed.end_agents()
+    bed.count += 1
+    bed.csi_node.wait(False)
+    agent = bed.start_agent()
+    bed.csi_node.wait(True, agent.started)
+    agent.wait_http("/registered", 200)
+    withdraw(bed)
+    wait_until("a state file", lambda: bed.state().exists() and list(bed.state().iterdir()), 5)
+    recover(bed)
+    return "made, with the verdict in it"
 
 
 @check()

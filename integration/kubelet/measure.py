@@ -31,7 +31,7 @@ class Table:
 
     def row(self, name: str, samples: list[float], unit: str = "ms", scale: float = 1000) -> None:
         median, worst = statistics.median(samples) * scale, max(samples) * scale
-        print(f"{name:58} {median:7.1f} {unit:2} {worst:7.1f} {unit:2} {len(samples):6}", flush=True)
+        print(f"{name:58} {median:7.2f} {unit:2} {worst:7.2f} {unit:2} {len(samples):6}", flush=True)
 
     def value(self, name: str, text: str) -> None:
         print(f"{name:58} {text:>10}", flush=True)
