@@ -312,7 +312,7 @@ impl Registration {
             (State::Publishing { .. }, Event::Published) => self.shown(now),
             (State::Publishing { .. }, Event::PublishFailed) => (
                 State::Publishing {
-                    at: Some(now + self.driver_pauses.pause()),
+                    at: Some(now + self.publish_pauses.pause()),
                 },
                 None,
             ),

@@ -2,6 +2,7 @@
 
 #![allow(
     clippy::allow_attributes,
+    clippy::unwrap_used,
     dead_code,
     unreachable_pub,
     missing_docs,
