@@ -59,12 +59,8 @@ async fn start(
                 .listen()
                 .with_context(|| format!("cannot listen on {address} (--http-endpoint or --health-port)"))?;
             info!(address = %address, "Starting HTTP server");
-            http::serve(
-                listener,
-                Answers::new(statuses, settings.timeout, settings.pprof),
-                parts,
-            )
-            .context("cannot serve HTTP")?;
+            http::serve(listener, Answers::new(statuses, settings.timeout, settings.pprof), parts)
+                .context("cannot serve HTTP")?;
         }
         None => info!("Skipping HTTP server because --http-endpoint and --health-port are not set"),
     }
@@ -73,23 +69,14 @@ async fn start(
     };
     let admission = match &settings.health {
         Some(health) => {
-            let probes = format!(
-                "health-file {} {:?} {:?}",
-                health.file.display(),
-                health.limits,
-                health.thresholds
-            );
+            let probes = format!("health-file {} {:?} {:?}", health.file.display(), health.limits, health.thresholds);
             let state = StateFile::new(&settings.state_folder, &driver_name, probes, &settings.proc_root);
             HealthPart::start(health, state, parts)
         }
         // Nobody to ask: exactly the registrar that this replaces.
         None => watch::channel(Admission::Show).1,
     };
-    if settings
-        .health
-        .as_ref()
-        .is_some_and(|health| health.reaction == Reaction::Deregister)
-    {
+    if settings.health.as_ref().is_some_and(|health| health.reaction == Reaction::Deregister) {
         let name = Some(driver_name.clone());
         status.send_modify(|status| (status.phase, status.driver_name) = (Phase::WaitingForHealth, name));
     }

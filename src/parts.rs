@@ -21,11 +21,7 @@ pub struct Parts {
 impl Parts {
     /// Nothing runs yet; `stop` ends all.
     pub fn new(stop: CancellationToken) -> Self {
-        Self {
-            stop,
-            tracker: TaskTracker::new(),
-            failure: Arc::default(),
-        }
+        Self { stop, tracker: TaskTracker::new(), failure: Arc::default() }
     }
 
     /// Cancelled when all must end.
@@ -35,12 +31,8 @@ impl Parts {
 
     /// Runs a part. When it fails or panics, everything stops.
     pub fn spawn(&self, name: &'static str, part: impl Future<Output = Result<(), Fatal>> + Send + 'static) {
-        let on_panic = PanicStops {
-            stop: self.stop.clone(),
-            failure: Arc::clone(&self.failure),
-            name,
-            finished: false,
-        };
+        let on_panic =
+            PanicStops { stop: self.stop.clone(), failure: Arc::clone(&self.failure), name, finished: false };
         self.tracker.spawn(async move {
             let mut on_panic = on_panic;
             if let Err(error) = part.await {
@@ -81,10 +73,7 @@ struct PanicStops {
 
 impl PanicStops {
     fn fail(&self, error: impl Into<Fatal>) {
-        self.failure
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get_or_insert((self.name, error.into()));
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert((self.name, error.into()));
         self.stop.cancel();
     }
 }

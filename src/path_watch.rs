@@ -61,17 +61,8 @@ impl PathWatch {
             Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
             Some(_) | None => PathBuf::from("."),
         };
-        let target = Target {
-            folder,
-            file: path.file_name().unwrap_or_default().to_owned(),
-            watched: None,
-        };
-        Self {
-            target,
-            events: None,
-            names: BTreeSet::new(),
-            warned: false,
-        }
+        let target = Target { folder, file: path.file_name().unwrap_or_default().to_owned(), watched: None };
+        Self { target, events: None, names: BTreeSet::new(), warned: false }
     }
 
     /// What to look at before each look at the file.
@@ -138,10 +129,7 @@ impl Target {
 
     fn watch(&self, folder: &Path) -> io::Result<Option<(Watched, Inotify)>> {
         let metadata = fs::metadata(folder)?;
-        let watched = Watched {
-            folder: folder.to_owned(),
-            identity: (metadata.dev(), metadata.ino()),
-        };
+        let watched = Watched { folder: folder.to_owned(), identity: (metadata.dev(), metadata.ino()) };
         if self.watched.as_ref() == Some(&watched) {
             return Ok(None);
         }
@@ -186,13 +174,7 @@ fn poll_changes(
 fn nearest_folder(folder: &Path) -> Option<&Path> {
     let ancestors = folder.ancestors();
     ancestors
-        .map(|ancestor| {
-            if ancestor.as_os_str().is_empty() {
-                Path::new(".")
-            } else {
-                ancestor
-            }
-        })
+        .map(|ancestor| if ancestor.as_os_str().is_empty() { Path::new(".") } else { ancestor })
         .find(|it| it.is_dir())
 }
 
@@ -200,13 +182,7 @@ fn nearest_folder(folder: &Path) -> Option<&Path> {
 fn next_component(ancestor: &Path, folder: &Path) -> BTreeSet<OsString> {
     let rest = folder.strip_prefix(ancestor).unwrap_or(folder);
     rest.components()
-        .find_map(|part| {
-            if let Component::Normal(name) = part {
-                Some(name.to_owned())
-            } else {
-                None
-            }
-        })
+        .find_map(|part| if let Component::Normal(name) = part { Some(name.to_owned()) } else { None })
         .into_iter()
         .collect()
 }
@@ -241,9 +217,7 @@ mod tests {
 
     /// The change is seen, and looked at.
     async fn expect_change(watch: &mut PathWatch, what: &str) {
-        timeout(SOON, watch.changed())
-            .await
-            .unwrap_or_else(|_| panic!("not seen: {what}"));
+        timeout(SOON, watch.changed()).await.unwrap_or_else(|_| panic!("not seen: {what}"));
         watch.adopt(watch.target().look());
     }
 
@@ -303,11 +277,7 @@ mod tests {
             expect_change(&mut watch, "written").await;
             fs::remove_dir_all(root.path().join("a")).unwrap();
             // Removed piece by piece, each a change of its own.
-            while watch
-                .target()
-                .watched
-                .is_none_or(|watched| watched.folder != root.path())
-            {
+            while watch.target().watched.is_none_or(|watched| watched.folder != root.path()) {
                 expect_change(&mut watch, "removed").await;
             }
         }
@@ -321,10 +291,7 @@ mod tests {
         let mut watch = watching(&folder.join("health"));
         watch.target.watched.as_mut().unwrap().identity.1 += 1;
         watch.adopt(watch.target().look());
-        assert_eq!(
-            watch.target.watched.as_ref().unwrap().identity.1,
-            fs::metadata(&folder).unwrap().ino()
-        );
+        assert_eq!(watch.target.watched.as_ref().unwrap().identity.1, fs::metadata(&folder).unwrap().ino());
     }
 
     #[tokio::test]

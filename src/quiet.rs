@@ -47,9 +47,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_outage_is_told_once_then_at_a_fixed_rate_and_its_end_once() {
         let (mut quiet, start) = (Quiet::default(), Instant::now());
-        let lines = (0..600)
-            .filter(|&second| quiet.begin_or_repeat("down", start + Duration::from_secs(second)))
-            .count();
+        let lines =
+            (0..600).filter(|&second| quiet.begin_or_repeat("down", start + Duration::from_secs(second))).count();
         assert_eq!(lines, 10);
         assert!(quiet.end());
         assert!(!quiet.end());

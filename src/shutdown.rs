@@ -14,10 +14,7 @@ pub fn on_signal() -> anyhow::Result<CancellationToken> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle SIGINT")?;
     let stop = token.clone();
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "lives as long as the process, before and after all parts"
-    )]
+    #[expect(clippy::disallowed_methods, reason = "lives as long as the process, before and after all parts")]
     tokio::spawn(async move {
         let name = tokio::select! {
             _ = terminate.recv() => "SIGTERM",

@@ -70,15 +70,8 @@ impl StateFile {
     /// The file for `driver` in `folder`. `probes` says what is watched, and how.
     pub fn new(folder: &Path, driver: &str, probes: String, proc_root: &Path) -> Self {
         let boot_id = fs::read_to_string(proc_root.join("sys/kernel/random/boot_id")).ok();
-        let boot_id = boot_id
-            .map(|text| text.trim().to_owned())
-            .filter(|text| !text.is_empty());
-        Self {
-            path: folder.join(format!("{driver}-warden.json")),
-            driver: driver.to_owned(),
-            boot_id,
-            probes,
-        }
+        let boot_id = boot_id.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
+        Self { path: folder.join(format!("{driver}-warden.json")), driver: driver.to_owned(), boot_id, probes }
     }
 
     /// The file's path.
@@ -95,10 +88,7 @@ impl StateFile {
             Ok(Some(text)) => text,
             Ok(None) => return Ok(None),
             Err(Problem::Io(source)) => {
-                return Err(LoadError::Io {
-                    path: self.path.clone(),
-                    source,
-                });
+                return Err(LoadError::Io { path: self.path.clone(), source });
             }
             Err(Problem::Odd(problem)) => return Err(self.set_aside(problem)),
         };
@@ -127,11 +117,7 @@ impl StateFile {
                 .into_iter()
                 .filter_map(|(name, word)| Some((name, self::health(&word)?)))
                 .collect(),
-            falls: written
-                .outages_boot_seconds
-                .into_iter()
-                .map(|seconds| clock.instant(seconds))
-                .collect(),
+            falls: written.outages_boot_seconds.into_iter().map(|seconds| clock.instant(seconds)).collect(),
         }))
     }
 
@@ -153,11 +139,7 @@ impl StateFile {
             probes: self.probes.clone(),
             health: past.health.name().to_owned(),
             since_boot_seconds: clock.seconds(past.since),
-            verdicts: past
-                .probes
-                .iter()
-                .map(|(name, health)| (name.clone(), health.name().to_owned()))
-                .collect(),
+            verdicts: past.probes.iter().map(|(name, health)| (name.clone(), health.name().to_owned())).collect(),
             outages_boot_seconds: past.falls.iter().map(|fall| clock.seconds(*fall)).collect(),
             reason,
         };
@@ -195,16 +177,10 @@ impl StateFile {
         }
         let uid = rustix::process::geteuid().as_raw();
         if stat.st_uid != uid && stat.st_uid != 0 {
-            return Err(Problem::Odd(format!(
-                "belongs to uid {}, not to us ({uid})",
-                stat.st_uid
-            )));
+            return Err(Problem::Odd(format!("belongs to uid {}, not to us ({uid})", stat.st_uid)));
         }
         let mut text = Vec::new();
-        File::from(file)
-            .take(MAX_BYTES + 1)
-            .read_to_end(&mut text)
-            .map_err(Problem::Io)?;
+        File::from(file).take(MAX_BYTES + 1).read_to_end(&mut text).map_err(Problem::Io)?;
         if text.len() as u64 > MAX_BYTES {
             return Err(Problem::Odd(format!("has over {MAX_BYTES} bytes")));
         }
@@ -218,15 +194,8 @@ impl StateFile {
             .find(|aside| fs::symlink_metadata(aside).is_err())
             .unwrap_or_else(|| self.path.with_extension("json.odd-100"));
         match fs::rename(&self.path, &aside) {
-            Ok(()) => LoadError::Odd {
-                path: self.path.clone(),
-                problem,
-                aside,
-            },
-            Err(source) => LoadError::Io {
-                path: self.path.clone(),
-                source,
-            },
+            Ok(()) => LoadError::Odd { path: self.path.clone(), problem, aside },
+            Err(source) => LoadError::Io { path: self.path.clone(), source },
         }
     }
 }
@@ -237,9 +206,7 @@ enum Problem {
 }
 
 fn health(word: &str) -> Option<Health> {
-    [Health::Unknown, Health::Healthy, Health::Unhealthy]
-        .into_iter()
-        .find(|health| health.name() == word)
+    [Health::Unknown, Health::Healthy, Health::Unhealthy].into_iter().find(|health| health.name() == word)
 }
 
 /// Both clocks at one moment. The boot clock goes on over our restarts, the monotonic one has no zero that a file could name.
@@ -265,9 +232,7 @@ impl BootClock {
     }
 
     fn seconds(&self, instant: Instant) -> f64 {
-        self.boot
-            .saturating_sub(self.now.saturating_duration_since(instant))
-            .as_secs_f64()
+        self.boot.saturating_sub(self.now.saturating_duration_since(instant)).as_secs_f64()
     }
 }
 
@@ -284,10 +249,7 @@ mod tests {
 
     impl Bed {
         fn new() -> Self {
-            let bed = Self {
-                folder: tempfile::tempdir().unwrap(),
-                now: some_instant(),
-            };
+            let bed = Self { folder: tempfile::tempdir().unwrap(), now: some_instant() };
             bed.boot("first");
             bed
         }
@@ -299,12 +261,7 @@ mod tests {
         }
 
         fn state(&self, probes: &str) -> StateFile {
-            StateFile::new(
-                self.folder.path(),
-                "x.example.com",
-                probes.to_owned(),
-                self.folder.path(),
-            )
+            StateFile::new(self.folder.path(), "x.example.com", probes.to_owned(), self.folder.path())
         }
 
         fn past(&self) -> Past {
@@ -329,17 +286,11 @@ mod tests {
     #[test]
     fn verdict_comes_back_in_the_same_boot_with_the_same_probes() {
         let bed = Bed::new();
-        bed.state("p")
-            .save(&bed.past(), Some("PortDown".into()), bed.now)
-            .unwrap();
+        bed.state("p").save(&bed.past(), Some("PortDown".into()), bed.now).unwrap();
         let back = bed.state("p").load(bed.now).unwrap().unwrap();
         assert_eq!((back.health, back.probes), (Health::Unhealthy, bed.past().probes));
         assert!(bed.now.saturating_duration_since(back.falls[0]) < Duration::from_secs(5));
-        assert_eq!(
-            bed.names(),
-            ["sys", "x.example.com-warden.json"],
-            "nothing is left beside it"
-        );
+        assert_eq!(bed.names(), ["sys", "x.example.com-warden.json"], "nothing is left beside it");
     }
 
     #[test]
@@ -356,10 +307,7 @@ mod tests {
         let bed = Bed::new();
         bed.state("p").save(&bed.past(), None, bed.now).unwrap();
         assert_eq!(bed.state("q").load(bed.now).unwrap(), None);
-        let other = StateFile {
-            driver: "y".into(),
-            ..bed.state("p")
-        };
+        let other = StateFile { driver: "y".into(), ..bed.state("p") };
         assert_eq!(other.load(bed.now).unwrap(), None);
         bed.boot("second");
         assert_eq!(bed.state("p").load(bed.now).unwrap(), None);
@@ -373,15 +321,9 @@ mod tests {
         fs::write(&precious, "precious").unwrap();
         type Make<'a> = Box<dyn Fn() + 'a>;
         let odd: [(&str, Make<'_>); 5] = [
-            (
-                "is no state file",
-                Box::new(|| fs::write(state.path(), "{\"schema\":").unwrap()),
-            ),
+            ("is no state file", Box::new(|| fs::write(state.path(), "{\"schema\":").unwrap())),
             ("is no state file", Box::new(|| fs::write(state.path(), "").unwrap())),
-            (
-                "over 65536 bytes",
-                Box::new(|| fs::write(state.path(), vec![b' '; 70_000]).unwrap()),
-            ),
+            ("over 65536 bytes", Box::new(|| fs::write(state.path(), vec![b' '; 70_000]).unwrap())),
             ("is a link", Box::new(|| symlink(&precious, state.path()).unwrap())),
             ("not a regular file", Box::new(|| fs::create_dir(state.path()).unwrap())),
         ];
@@ -390,8 +332,7 @@ mod tests {
             let error = state.load(bed.now).unwrap_err().to_string();
             assert!(error.contains(problem), "{error}");
             assert!(
-                bed.names()
-                    .contains(&format!("x.example.com-warden.json.odd-{}", number + 1)),
+                bed.names().contains(&format!("x.example.com-warden.json.odd-{}", number + 1)),
                 "{:?}",
                 bed.names()
             );
@@ -406,10 +347,7 @@ mod tests {
     fn without_a_boot_id_nothing_is_kept_and_nothing_is_believed() {
         let bed = Bed::new();
         bed.state("p").save(&bed.past(), None, bed.now).unwrap();
-        let lost = StateFile {
-            boot_id: None,
-            ..bed.state("p")
-        };
+        let lost = StateFile { boot_id: None, ..bed.state("p") };
         assert_eq!(lost.load(bed.now).unwrap(), None);
         assert!(lost.save(&bed.past(), None, bed.now).is_err());
     }
@@ -417,10 +355,7 @@ mod tests {
     #[test]
     fn moments_that_cannot_be_are_now() {
         let bed = Bed::new();
-        let clock = BootClock {
-            now: bed.now,
-            boot: Duration::from_secs(100),
-        };
+        let clock = BootClock { now: bed.now, boot: Duration::from_secs(100) };
         for seconds in [f64::NAN, f64::INFINITY, -1.0, 1e300, 101.0] {
             assert_eq!(clock.instant(seconds), bed.now, "{seconds}");
         }

@@ -49,10 +49,7 @@ impl VModule {
     fn verbosity(&self, file: &str) -> Option<i32> {
         let name = file.rsplit('/').next().unwrap_or(file);
         let name = name.strip_suffix(".rs").unwrap_or(name);
-        self.0
-            .iter()
-            .find(|(pattern, _)| matches_glob(pattern, name))
-            .map(|(_, level)| *level)
+        self.0.iter().find(|(pattern, _)| matches_glob(pattern, name)).map(|(_, level)| *level)
     }
 }
 
@@ -63,9 +60,8 @@ impl FromStr for VModule {
         text.split(',')
             .filter(|entry| !entry.is_empty())
             .map(|entry| {
-                let (pattern, level) = entry
-                    .split_once('=')
-                    .ok_or_else(|| format!("{entry:?} is not of the form pattern=N"))?;
+                let (pattern, level) =
+                    entry.split_once('=').ok_or_else(|| format!("{entry:?} is not of the form pattern=N"))?;
                 match level.parse() {
                     Ok(level) if !pattern.is_empty() => Ok((pattern.to_owned(), level)),
                     Ok(_) | Err(_) => Err(format!("{entry:?} is not of the form pattern=N")),
@@ -121,10 +117,7 @@ impl<S> Filter<S> for Verbosity {
         if !metadata.target().starts_with(OUR_TARGET) {
             return false;
         }
-        let verbosity = metadata
-            .file()
-            .and_then(|file| self.0.vmodule.verbosity(file))
-            .unwrap_or(self.0.verbosity);
+        let verbosity = metadata.file().and_then(|file| self.0.vmodule.verbosity(file)).unwrap_or(self.0.verbosity);
         klog_level(metadata.level()) <= verbosity.max(0)
     }
 }
@@ -202,11 +195,7 @@ impl Visit for Fields {
 
 fn caller(metadata: &Metadata<'_>) -> String {
     let file = metadata.file().unwrap_or("unknown");
-    format!(
-        "{}:{}",
-        file.rsplit('/').next().unwrap_or(file),
-        metadata.line().unwrap_or(0)
-    )
+    format!("{}:{}", file.rsplit('/').next().unwrap_or(file), metadata.line().unwrap_or(0))
 }
 
 fn text(metadata: &Metadata<'_>, fields: &Fields, now: SystemTime) -> String {

@@ -1,5 +1,7 @@
 //! Promise: standing still costs nothing: no growth, no flood of lines.
 
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
 mod bed;
 
 use bed::{Bed, free_port, status_becomes};
@@ -26,11 +28,7 @@ fn ask(address: &str, path: &str, times: usize) {
     for _ in 0..times {
         stream.write_all(request.as_bytes()).unwrap();
         let read = stream.read(&mut buffer).unwrap();
-        assert!(
-            buffer[..read].starts_with(b"HTTP/1.1 200"),
-            "{}",
-            String::from_utf8_lossy(&buffer[..read])
-        );
+        assert!(buffer[..read].starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&buffer[..read]));
     }
 }
 
@@ -42,12 +40,8 @@ async fn thousands_of_health_requests_and_probe_rounds_leave_memory_descriptors_
     bed.health("OK");
     let mut kubelet = bed.kubelet();
     let address = format!("127.0.0.1:{}", free_port());
-    let agent = bed.watching_agent(&[
-        "--v=2",
-        "--health-interval=1ms",
-        "--timeout=10s",
-        &format!("--http-endpoint={address}"),
-    ]);
+    let agent =
+        bed.watching_agent(&["--v=2", "--health-interval=1ms", "--timeout=10s", &format!("--http-endpoint={address}")]);
     kubelet.registered().await;
     status_becomes(&address, "/registered", 200).await;
     let asked = |times| {
@@ -59,14 +53,8 @@ async fn thousands_of_health_requests_and_probe_rounds_leave_memory_descriptors_
     let log = agent.log().len();
     asked(REQUESTS).await.unwrap();
     let (memory_after, descriptors_after, threads_after) = footprint(agent.child.id());
-    assert!(
-        memory_after <= memory + 512,
-        "{memory} KiB grew to {memory_after} KiB over {REQUESTS} requests"
-    );
-    assert!(
-        descriptors_after <= descriptors + 4,
-        "{descriptors} descriptors grew to {descriptors_after}"
-    );
+    assert!(memory_after <= memory + 512, "{memory} KiB grew to {memory_after} KiB over {REQUESTS} requests");
+    assert!(descriptors_after <= descriptors + 4, "{descriptors} descriptors grew to {descriptors_after}");
     assert_eq!(threads_after, threads);
     assert_eq!(agent.log().len(), log, "success is silent:\n{}", agent.log());
 }

@@ -33,11 +33,7 @@ async fn two_errors_in_a_row_deregister_and_recovery_registers_again() {
         let body = status_becomes(&address, "/healthz", 200).await;
         assert!(body.contains("withdrawn on purpose"), "{body}");
         assert_eq!(get_later(&address, "/registered").await.unwrap().0, 503);
-        assert_eq!(
-            get_later(&address, "/readyz").await.unwrap().0,
-            200,
-            "a sick node must not freeze a rollout"
-        );
+        assert_eq!(get_later(&address, "/readyz").await.unwrap().0, 200, "a sick node must not freeze a rollout");
         bed.health("OK");
         kubelet.registered().await;
         // Ours before showing it, and the kubelet's.
@@ -91,10 +87,7 @@ async fn a_node_that_starts_with_an_error_never_registers() {
     bed.health("ERROR dead at boot");
     let mut kubelet = bed.kubelet();
     let agent = bed.watching_agent(&["--health-interval=1s", "--start-grace=200ms"]);
-    steadily("never shown", Duration::from_secs(3), || {
-        bed.registration_folder().is_empty()
-    })
-    .await;
+    steadily("never shown", Duration::from_secs(3), || bed.registration_folder().is_empty()).await;
     assert!(kubelet.since().is_empty());
     agent.logs("dead at boot").await;
     bed.health("OK");
@@ -135,11 +128,7 @@ async fn a_file_that_is_deleted_stale_or_garbage_holds_the_verdict() {
     fs::remove_dir_all(bed.at("health")).unwrap();
     steadily("no folder", waits, || bed.inode() == inode).await;
     assert!(agent.running() && kubelet.since().is_empty());
-    assert!(
-        agent.log().contains("has known nothing for 3 periods"),
-        "{}",
-        agent.log()
-    );
+    assert!(agent.log().contains("has known nothing for 3 periods"), "{}", agent.log());
     assert!(!agent.log().contains("maybe"), "garbage is never echoed");
     // And a folder that is there again is followed again.
     fs::create_dir(bed.at("health")).unwrap();
@@ -218,10 +207,7 @@ async fn health_files_that_are_no_files_hold_the_verdict_and_block_nothing() {
     fs::remove_dir(&path).unwrap();
     fs::write(bed.at("token"), "ERROR top-secret").unwrap();
     symlink("../token", &path).unwrap();
-    steadily("a link out of the folder", Duration::from_secs(1), || {
-        bed.inode() == inode
-    })
-    .await;
+    steadily("a link out of the folder", Duration::from_secs(1), || bed.inode() == inode).await;
     assert!(!agent.log().contains("top-secret"));
     fs::remove_file(&path).unwrap();
     symlink("/dev/zero", &path).unwrap();
@@ -288,10 +274,7 @@ async fn an_unhealthy_verdict_survives_a_crash_and_nothing_is_shown_even_for_a_m
     // Even with nothing to read.
     fs::remove_file(bed.health_file()).unwrap();
     let _agent = bed.watching_agent(&["--start-grace=100ms"]);
-    steadily("not shown", Duration::from_secs(2), || {
-        bed.registration_folder().is_empty()
-    })
-    .await;
+    steadily("not shown", Duration::from_secs(2), || bed.registration_folder().is_empty()).await;
     twice(&bed, "OK").await;
     kubelet.registered().await;
 }
@@ -390,18 +373,8 @@ async fn nothing_but_our_own_files_is_ever_left_or_removed() {
     assert!(agent.terminate().await.success());
     assert_eq!(names(&bed.at("reg")), ["precious"]);
     assert_eq!(names(&bed.at("health")), ["health"]);
-    assert_eq!(
-        names(&bed.at("state")),
-        [
-            "precious",
-            "x.example.com-warden.json",
-            "x.example.com-warden.json.odd-1"
-        ]
-    );
-    assert_eq!(
-        fs::read_to_string(bed.at("state/x.example.com-warden.json.odd-1")).unwrap(),
-        "not ours"
-    );
+    assert_eq!(names(&bed.at("state")), ["precious", "x.example.com-warden.json", "x.example.com-warden.json.odd-1"]);
+    assert_eq!(fs::read_to_string(bed.at("state/x.example.com-warden.json.odd-1")).unwrap(), "not ours");
 }
 
 /// Report 5, second half: while the driver is gone a recovery waits for it, and asks it afresh.

@@ -1,5 +1,7 @@
 //! Promise: a manifest made for the replaced registrar works with only the image changed: its flags, forms and exit codes.
 
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
 mod bed;
 
 use bed::{Agent, Bed, free_port, get_later, is_root, status_becomes};
@@ -7,18 +9,12 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Output};
 
 fn run(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_csi-warden"))
-        .args(arguments)
-        .output()
-        .unwrap()
+    Command::new(env!("CARGO_BIN_EXE_csi-warden")).args(arguments).output().unwrap()
 }
 
 fn code_and_words(arguments: &[&str]) -> (i32, String) {
     let output = run(arguments);
-    (
-        output.status.code().unwrap(),
-        String::from_utf8_lossy(&output.stderr).into_owned(),
-    )
+    (output.status.code().unwrap(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
 #[test]
@@ -47,25 +43,9 @@ fn exit_codes_are_the_replaced_registrars() {
         (&["--log-flush-frequency=0", "--version"], 1),
         (&["--log-text-split-stream", "--version"], 1),
         (&["--log-json-info-buffer-size=1Mi", "--version"], 1),
-        (
-            &[
-                "--log-text-split-stream=false",
-                "--log-json-info-buffer-size=0",
-                "--version",
-            ],
-            0,
-        ),
+        (&["--log-text-split-stream=false", "--log-json-info-buffer-size=0", "--version"], 0),
         (&["--vmodule=a", "--version"], 2),
-        (
-            &[
-                "--logging-format=json",
-                "--v=4",
-                "--log-flush-frequency=1s",
-                "--automaxprocs",
-                "--version",
-            ],
-            0,
-        ),
+        (&["--logging-format=json", "--v=4", "--log-flush-frequency=1s", "--automaxprocs", "--version"], 0),
     ] {
         let (seen, words) = code_and_words(arguments);
         assert_eq!(seen, code, "{arguments:?}: {words}");
@@ -78,26 +58,17 @@ fn usage_errors_name_the_flag_and_settings_errors_what_to_do() {
     assert!(code_and_words(&["--health-interval=5"]).1.contains("--health-interval"));
     let required = "--kubelet-registration-path=/k/csi.sock";
     for (flags, words) in [
-        (
-            &["--http-endpoint=:1", "--health-port=2"][..],
-            "only one of --http-endpoint and --health-port",
-        ),
+        (&["--http-endpoint=:1", "--health-port=2"][..], "only one of --http-endpoint and --health-port"),
         (&["--http-endpoint=9809"], "--http-endpoint"),
         (&["--health-port=70000"], "--health-port"),
         (&["--on-unhealthy=fence"], "--on-unhealthy=fence needs the proxy"),
-        (
-            &["--on-unhealthy=fence-then-deregister"],
-            "--on-unhealthy=fence-then-deregister needs the proxy",
-        ),
+        (&["--on-unhealthy=fence-then-deregister"], "--on-unhealthy=fence-then-deregister needs the proxy"),
         (&["--on-unhealthy=nonsense"], "nonsense"),
         (&["--proxy=on"], "--proxy=on: this version does not have the proxy"),
         (&["--failure-threshold=0"], "--failure-threshold must be above zero"),
         (&["--success-threshold=0"], "--success-threshold must be above zero"),
         (&["--health-interval=0"], "--health-interval must be above zero"),
-        (
-            &["--health-max-age=10m", "--health-dead-after=5m"],
-            "--health-dead-after",
-        ),
+        (&["--health-max-age=10m", "--health-dead-after=5m"], "--health-dead-after"),
         (&["--recovery-hold=1h"], "--max-recovery-hold"),
         (&["--health-file=/health/"], "names no file"),
         (&["--health-file=.."], "names no file"),
@@ -115,10 +86,7 @@ fn usage_errors_name_the_flag_and_settings_errors_what_to_do() {
 fn version_goes_to_stdout_and_names_the_program_as_it_was_called() {
     let output = run(&["--version"]);
     let text = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(
-        text.trim_end(),
-        format!("{} {}", env!("CARGO_BIN_EXE_csi-warden"), env!("CARGO_PKG_VERSION"))
-    );
+    assert_eq!(text.trim_end(), format!("{} {}", env!("CARGO_BIN_EXE_csi-warden"), env!("CARGO_PKG_VERSION")));
     assert!(output.stderr.is_empty());
 }
 
@@ -183,10 +151,7 @@ async fn json_lines_are_json_with_the_known_keys() {
                 && line["caller"].as_str().unwrap().contains(".rs:")
         );
     }
-    assert!(
-        log.contains(r#""msg":"Received NotifyRegistrationStatus call""#),
-        "{log}"
-    );
+    assert!(log.contains(r#""msg":"Received NotifyRegistrationStatus call""#), "{log}");
 }
 
 /// Report 15: ports and address families.
@@ -234,32 +199,16 @@ async fn without_ipv6_a_wildcard_listens_on_ipv4() {
     let agent = bed.command(&["--http-endpoint=:9809"]);
     let mut command = Command::new("unshare");
     let script = "ip link set lo up && echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6 && exec \"$@\"";
-    command
-        .args(["--net", "sh", "-c", script, "sh"])
-        .arg(agent.get_program())
-        .args(agent.get_args());
+    command.args(["--net", "sh", "-c", script, "sh"]).arg(agent.get_program()).args(agent.get_args());
     let agent = Agent::start(command, bed.at("agent.log"));
     agent.logs("CSI driver name").await;
     let ask =
         "exec 3<>/dev/tcp/127.0.0.1/9809 && printf 'GET /healthz HTTP/1.0\\r\\n\\r\\n' >&3 && timeout 10 head -1 <&3";
     let pid = agent.child.id().to_string();
-    let asked = Command::new("nsenter")
-        .args(["-t", &pid, "-n", "bash", "-c", ask])
-        .output()
-        .unwrap();
+    let asked = Command::new("nsenter").args(["-t", &pid, "-n", "bash", "-c", ask]).output().unwrap();
     let said = String::from_utf8_lossy(&asked.stdout);
-    assert!(
-        said.starts_with("HTTP/1.0 200"),
-        "{said}\n{}",
-        String::from_utf8_lossy(&asked.stderr)
-    );
+    assert!(said.starts_with("HTTP/1.0 200"), "{said}\n{}", String::from_utf8_lossy(&asked.stderr));
     let ask = ask.replace("127.0.0.1", "::1");
-    let asked = Command::new("nsenter")
-        .args(["-t", &pid, "-n", "bash", "-c", &ask])
-        .output()
-        .unwrap();
-    assert!(
-        !asked.status.success(),
-        "the namespace has IPv6 after all, so this proves nothing"
-    );
+    let asked = Command::new("nsenter").args(["-t", &pid, "-n", "bash", "-c", &ask]).output().unwrap();
+    assert!(!asked.status.success(), "the namespace has IPv6 after all, so this proves nothing");
 }

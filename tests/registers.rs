@@ -18,18 +18,9 @@ async fn a_kubelet_that_sends_its_encoded_path_as_authority_registers_the_driver
     let agent = bed.agent(&[]);
     let event = kubelet.next().await;
     let endpoint = bed.driver_socket().display().to_string();
-    assert_eq!(
-        event,
-        KubeletEvent::Registered {
-            driver: DRIVER.into(),
-            endpoint
-        }
-    );
+    assert_eq!(event, KubeletEvent::Registered { driver: DRIVER.into(), endpoint });
     agent.logs("Received NotifyRegistrationStatus call").await;
-    assert_eq!(
-        fs::metadata(bed.registration_socket()).unwrap().permissions().mode() & 0o777,
-        0o600
-    );
+    assert_eq!(fs::metadata(bed.registration_socket()).unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(bed.registration_folder(), [format!("{DRIVER}-reg.sock")]);
 }
 
@@ -52,11 +43,7 @@ async fn registered_is_told_only_after_the_kubelet_confirmed() {
     let _driver = bed.driver();
     let address = format!("127.0.0.1:{}", bed::free_port());
     let notify_delay = Duration::from_secs(2);
-    let mut kubelet = bed.kubelet_with(KubeletOptions {
-        pass: Duration::from_millis(100),
-        notify_delay,
-        refuse: None,
-    });
+    let mut kubelet = bed.kubelet_with(KubeletOptions { pass: Duration::from_millis(100), notify_delay, refuse: None });
     let _agent = bed.agent(&[&format!("--http-endpoint={address}")]);
     status_becomes(&address, "/healthz", 200).await;
     eventually("shown", || bed.shown()).await;
@@ -72,11 +59,7 @@ async fn registered_is_told_only_after_the_kubelet_confirmed() {
     status_becomes(&address, "/readyz", 200).await;
     fs::remove_file(bed.registration_socket()).unwrap();
     status_becomes(&address, "/registered", 503).await;
-    assert_eq!(
-        get_later(&address, "/readyz").await.unwrap().0,
-        200,
-        "a rollout is not frozen by a lost socket"
-    );
+    assert_eq!(get_later(&address, "/readyz").await.unwrap().0, 200, "a rollout is not frozen by a lost socket");
     kubelet.deregistered().await;
     kubelet.registered().await;
     status_becomes(&address, "/registered", 200).await;
@@ -90,10 +73,7 @@ async fn a_driver_slower_than_the_timeout_is_waited_for() {
     driver.behaviour().delay = Duration::from_millis(700);
     let mut kubelet = bed.kubelet();
     let mut agent = bed.agent(&["--timeout=200ms"]);
-    steadily("no socket before the name is known", Duration::from_millis(600), || {
-        !bed.shown()
-    })
-    .await;
+    steadily("no socket before the name is known", Duration::from_millis(600), || !bed.shown()).await;
     kubelet.registered().await;
     assert!(agent.running());
     assert!(agent.log().matches("Still connecting").count() <= 2, "{}", agent.log());
@@ -160,13 +140,7 @@ async fn a_registration_path_written_as_a_url_is_announced_as_a_path() {
     let mut kubelet = bed.kubelet();
     let path = bed.driver_socket().display().to_string();
     let agent = bed.agent(&[&format!("--kubelet-registration-path=unix://{path}")]);
-    assert_eq!(
-        kubelet.next().await,
-        KubeletEvent::Registered {
-            driver: DRIVER.into(),
-            endpoint: path
-        }
-    );
+    assert_eq!(kubelet.next().await, KubeletEvent::Registered { driver: DRIVER.into(), endpoint: path });
     assert_eq!(agent.log().matches("is a URL").count(), 1, "{}", agent.log());
 }
 
@@ -194,11 +168,7 @@ async fn a_file_or_folder_in_the_sockets_place_ends_it_with_the_path_named() {
     fs::write(bed.registration_socket(), "precious").unwrap();
     let mut agent = bed.agent(&[]);
     assert_eq!(agent.exit().await.code(), Some(1));
-    assert!(
-        agent.log().contains(&bed.registration_socket().display().to_string()),
-        "{}",
-        agent.log()
-    );
+    assert!(agent.log().contains(&bed.registration_socket().display().to_string()), "{}", agent.log());
     assert_eq!(fs::read_to_string(bed.registration_socket()).unwrap(), "precious");
     fs::remove_file(bed.registration_socket()).unwrap();
     fs::create_dir(bed.registration_socket()).unwrap();
@@ -258,11 +228,7 @@ async fn permission_denied_is_named_with_path_and_uid_and_cured_by_chmod() {
     command.uid(65534).gid(65534);
     let mut agent = Agent::start(command, bed.at("agent.log"));
     agent.logs("permission denied connecting to").await;
-    assert!(
-        agent.log().contains("as uid 65534") && agent.log().contains("csi.sock"),
-        "{}",
-        agent.log()
-    );
+    assert!(agent.log().contains("as uid 65534") && agent.log().contains("csi.sock"), "{}", agent.log());
     assert!(agent.running() && !bed.shown());
     fs::set_permissions(bed.driver_socket(), fs::Permissions::from_mode(0o666)).unwrap();
     kubelet.registered().await;
@@ -274,11 +240,8 @@ async fn a_refusal_is_told_once_and_whole_and_the_kubelets_retries_are_awaited()
     let bed = Bed::new();
     let _driver = bed.driver();
     let refuse = Some("detected topology value collision\nsecond line".to_owned());
-    let mut kubelet = bed.kubelet_with(KubeletOptions {
-        pass: Duration::from_millis(100),
-        refuse,
-        ..Default::default()
-    });
+    let mut kubelet =
+        bed.kubelet_with(KubeletOptions { pass: Duration::from_millis(100), refuse, ..Default::default() });
     let address = format!("127.0.0.1:{}", bed::free_port());
     let mut agent = bed.agent(&[&format!("--http-endpoint={address}")]);
     for _ in 0..3 {
@@ -292,11 +255,7 @@ async fn a_refusal_is_told_once_and_whole_and_the_kubelets_retries_are_awaited()
         .filter(|line| line.starts_with('E') && line.contains(r"value collision\nsecond line"))
         .count();
     assert_eq!(told, 1, "{}", agent.log());
-    assert!(
-        status_becomes(&address, "/registered", 503)
-            .await
-            .contains("second line")
-    );
+    assert!(status_becomes(&address, "/registered", 503).await.contains("second line"));
     assert_eq!(get_later(&address, "/healthz").await.unwrap().0, 200);
     drop(kubelet);
     let mut kubelet = bed.kubelet();
@@ -334,19 +293,10 @@ async fn paths_that_cannot_be_are_refused_before_any_waiting() {
         (format!("--csi-address={}", long("/", 120)), "120 bytes"),
         ("--csi-address=dns:///driver:10000".to_owned(), "--csi-address"),
         (format!("--kubelet-registration-path={}", long("/", 108)), "108 bytes"),
-        (
-            "--kubelet-registration-path=csi.sock".to_owned(),
-            "not an absolute path",
-        ),
-        (
-            "--kubelet-registration-path=".to_owned(),
-            "--kubelet-registration-path is required",
-        ),
+        ("--kubelet-registration-path=csi.sock".to_owned(), "not an absolute path"),
+        ("--kubelet-registration-path=".to_owned(), "--kubelet-registration-path is required"),
         (format!("--plugin-registration-path={}", long("/", 98)), "bytes"),
-        (
-            "--plugin-registration-path=/no/such/folder".to_owned(),
-            "does not exist",
-        ),
+        ("--plugin-registration-path=/no/such/folder".to_owned(), "does not exist"),
         (format!("--plugin-registration-path={}", file.display()), "not a folder"),
     ];
     for (flag, words) in cases {
@@ -380,11 +330,7 @@ async fn a_read_only_folder_is_named_with_what_to_do() {
     command.env_clear().env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin");
     let mut agent = Agent::start(command, bed.at("agent.log"));
     assert_eq!(agent.exit().await.code(), Some(1));
-    assert!(
-        agent.log().contains(words) && agent.log().contains("--plugin-registration-path="),
-        "{}",
-        agent.log()
-    );
+    assert!(agent.log().contains(words) && agent.log().contains("--plugin-registration-path="), "{}", agent.log());
 }
 
 /// Report 11: 107 bytes are a path.
@@ -439,11 +385,7 @@ async fn a_kubelet_that_never_asks_is_hinted_at_and_the_socket_is_shown_again() 
     eventually("shown", || bed.shown()).await;
     let first = bed.inode();
     eventually("shown again", || bed.inode().is_some() && bed.inode() != first).await;
-    assert!(
-        agent.log().contains("the kubelet does not ask for the driver"),
-        "{}",
-        agent.log()
-    );
+    assert!(agent.log().contains("the kubelet does not ask for the driver"), "{}", agent.log());
     let _kubelet = bed.kubelet();
     agent.logs("the kubelet has registered the driver").await;
 }

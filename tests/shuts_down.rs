@@ -48,8 +48,6 @@ async fn an_idle_connection_does_not_delay_the_end_for_long() {
     let _driver = bed.driver();
     let mut agent = bed.agent(&[]);
     eventually("shown", || bed.shown()).await;
-    let _idle = tokio::net::UnixStream::connect(bed.registration_socket())
-        .await
-        .unwrap();
+    let _idle = tokio::net::UnixStream::connect(bed.registration_socket()).await.unwrap();
     assert_eq!(agent.terminate().await.code(), Some(0));
 }

@@ -46,10 +46,8 @@ async fn the_old_agent_takes_over_when_the_new_one_dies_or_leaves() {
         let news = bed.inode();
         new.logs("the kubelet has registered the driver").await;
         // Its word that it stands by may be the one of the round before; its next look is at most some seconds away.
-        eventually("standing by", || {
-            old.log().matches("standing by").count() >= if end == "killed" { 1 } else { 2 }
-        })
-        .await;
+        eventually("standing by", || old.log().matches("standing by").count() >= if end == "killed" { 1 } else { 2 })
+            .await;
         if end == "killed" {
             new.kill().await;
         } else {

@@ -18,37 +18,19 @@ fn one_run_prints_the_outcome_and_exits_accordingly() {
         ("exit 0", 0, "OK\n"),
         ("echo port 1 is DOWN; exit 1", 1, "ERROR port 1 is DOWN\n"),
         ("exit 5", 2, "UNKNOWN ExecUnknown: sh exited with 5: \n"),
-        (
-            "sleep 60",
-            2,
-            "UNKNOWN NotAnswering: sh did not end within 500ms and was killed\n",
-        ),
+        ("sleep 60", 2, "UNKNOWN NotAnswering: sh did not end within 500ms and was killed\n"),
     ] {
-        let output = probe()
-            .args(["--timeout=500ms", "--", "sh", "-c", script])
-            .output()
-            .unwrap();
+        let output = probe().args(["--timeout=500ms", "--", "sh", "-c", script]).output().unwrap();
         assert_eq!(output.status.code(), Some(code), "{script}");
         assert_eq!(String::from_utf8_lossy(&output.stdout), words, "{script}");
     }
     assert_eq!(probe().output().unwrap().status.code(), Some(2));
-    assert_eq!(
-        probe()
-            .args(["--period=0", "--", "true"])
-            .output()
-            .unwrap()
-            .status
-            .code(),
-        Some(2)
-    );
+    assert_eq!(probe().args(["--period=0", "--", "true"]).output().unwrap().status.code(), Some(2));
 }
 
 #[test]
 fn a_missing_folder_ends_it_with_the_file_named() {
-    let output = probe()
-        .args(["--write", "/no/such/folder/health", "--", "true"])
-        .output()
-        .unwrap();
+    let output = probe().args(["--write", "/no/such/folder/health", "--", "true"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("/no/such/folder/health"));
 }
@@ -74,8 +56,5 @@ async fn what_the_prober_writes_the_agent_acts_on() {
     kubelet.registered().await;
     prober.kill().unwrap();
     prober.wait().unwrap();
-    eventually("nothing is left beside the file", || {
-        bed::names(&bed.at("health")).len() == 1
-    })
-    .await;
+    eventually("nothing is left beside the file", || bed::names(&bed.at("health")).len() == 1).await;
 }

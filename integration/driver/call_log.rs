@@ -17,9 +17,7 @@ pub(crate) struct CallLog(Option<Arc<File>>);
 impl CallLog {
     /// Appends to `path`; without one, nothing is written.
     pub(crate) fn open(path: Option<&Path>) -> io::Result<Self> {
-        let file = path
-            .map(|path| File::options().append(true).create(true).open(path))
-            .transpose()?;
+        let file = path.map(|path| File::options().append(true).create(true).open(path)).transpose()?;
         Ok(Self(file.map(Arc::new)))
     }
 
@@ -31,15 +29,11 @@ impl CallLog {
         outcome: Result<T, Status>,
     ) -> Result<Response<T>, Status> {
         let code = outcome.as_ref().err().map_or(Code::Ok, Status::code);
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default()
-            .as_millis();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
         let volume = if volume_id.is_empty() { "-" } else { volume_id };
         if let Some(file) = &self.0 {
             // One write call, so that lines never mix.
-            file.as_ref()
-                .write_all(format!("{now} {method} {volume} {code:?}\n").as_bytes())?;
+            file.as_ref().write_all(format!("{now} {method} {volume} {code:?}\n").as_bytes())?;
         }
         outcome.map(Response::new)
     }

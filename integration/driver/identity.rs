@@ -29,11 +29,7 @@ impl Identity for Driver {
         _: Request<GetPluginInfoRequest>,
     ) -> Result<Response<GetPluginInfoResponse>, Status> {
         let vendor_version = env!("CARGO_PKG_VERSION").into();
-        let info = GetPluginInfoResponse {
-            name: self.name.clone(),
-            vendor_version,
-            ..Default::default()
-        };
+        let info = GetPluginInfoResponse { name: self.name.clone(), vendor_version, ..Default::default() };
         self.log.answer("GetPluginInfo", "", Ok(info))
     }
 
@@ -44,12 +40,8 @@ impl Identity for Driver {
         let topology = plugin_capability::Service {
             r#type: plugin_capability::service::Type::VolumeAccessibilityConstraints.into(),
         };
-        let capability = PluginCapability {
-            r#type: Some(plugin_capability::Type::Service(topology)),
-        };
-        let capabilities = GetPluginCapabilitiesResponse {
-            capabilities: vec![capability],
-        };
+        let capability = PluginCapability { r#type: Some(plugin_capability::Type::Service(topology)) };
+        let capabilities = GetPluginCapabilitiesResponse { capabilities: vec![capability] };
         self.log.answer("GetPluginCapabilities", "", Ok(capabilities))
     }
 

@@ -57,9 +57,7 @@ async fn main() -> anyhow::Result<()> {
     let info = NodeGetInfoResponse {
         node_id: args.node_id,
         max_volumes_per_node: args.max_volumes,
-        accessible_topology: Some(Topology {
-            segments: args.topology.into_iter().collect(),
-        }),
+        accessible_topology: Some(Topology { segments: args.topology.into_iter().collect() }),
     };
     let mut capabilities = vec![Capability::GetVolumeStats];
     capabilities.extend(args.stage.then_some(Capability::StageUnstageVolume));
@@ -74,7 +72,5 @@ async fn main() -> anyhow::Result<()> {
 
 /// Reads `KEY=VALUE`.
 fn segment(text: &str) -> Result<(String, String), String> {
-    text.split_once('=')
-        .map(|(key, value)| (key.into(), value.into()))
-        .ok_or_else(|| "not KEY=VALUE".into())
+    text.split_once('=').map(|(key, value)| (key.into(), value.into())).ok_or_else(|| "not KEY=VALUE".into())
 }

@@ -25,13 +25,7 @@ pub(crate) fn mount_volume(volume_id: &str, target: &Path, access: Access) -> io
     if is_mounted(target)? {
         return Ok(());
     }
-    mount(
-        "tmpfs",
-        target,
-        "tmpfs",
-        MountFlags::NOSUID | MountFlags::NODEV,
-        c"size=1m,mode=0755",
-    )?;
+    mount("tmpfs", target, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, c"size=1m,mode=0755")?;
     fs::write(target.join("volume_id"), volume_id)?;
     restrict(target, MountFlags::NOSUID | MountFlags::NODEV, access)
 }
@@ -64,9 +58,7 @@ pub(crate) fn unmount_volume(target: &Path) -> io::Result<()> {
 pub(crate) fn is_mounted(path: &Path) -> io::Result<bool> {
     let table = fs::read("/proc/self/mountinfo")?;
     // Field 5 is the mount point (man 5 proc).
-    let mut points = table
-        .split(|&byte| byte == b'\n')
-        .filter_map(|line| line.split(|&byte| byte == b' ').nth(4));
+    let mut points = table.split(|&byte| byte == b'\n').filter_map(|line| line.split(|&byte| byte == b' ').nth(4));
     Ok(points.any(|point| unescape(point) == path))
 }
 
@@ -83,11 +75,7 @@ fn unescape(escaped: &[u8]) -> PathBuf {
     let mut rest = escaped;
     while let Some((&first, after)) = rest.split_first() {
         if let (b'\\', Some((octal, after))) = (first, after.split_first_chunk::<3>()) {
-            plain.push(
-                octal
-                    .iter()
-                    .fold(0_u8, |byte, digit| byte.wrapping_mul(8).wrapping_add(digit & 7)),
-            );
+            plain.push(octal.iter().fold(0_u8, |byte, digit| byte.wrapping_mul(8).wrapping_add(digit & 7)));
             rest = after;
         } else {
             plain.push(first);

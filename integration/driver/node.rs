@@ -33,46 +33,25 @@ pub(crate) struct MountingNode {
 impl MountingNode {
     /// A node that describes itself by `info` and offers `capabilities`.
     pub(crate) fn new(info: NodeGetInfoResponse, capabilities: Vec<Capability>, log: CallLog) -> Self {
-        Self {
-            info,
-            capabilities,
-            log,
-        }
+        Self { info, capabilities, log }
     }
 
     fn stage(&self, request: &NodeStageVolumeRequest) -> Result<NodeStageVolumeResponse, Status> {
         present("volume_id", &request.volume_id)?;
         present("staging_target_path", &request.staging_target_path)?;
-        request
-            .volume_capability
-            .as_ref()
-            .ok_or_else(|| missing("volume_capability"))?;
-        mounts::mount_volume(
-            &request.volume_id,
-            Path::new(&request.staging_target_path),
-            Access::ReadWrite,
-        )
-        .map_err(|error| failed("stage", &error))?;
+        request.volume_capability.as_ref().ok_or_else(|| missing("volume_capability"))?;
+        mounts::mount_volume(&request.volume_id, Path::new(&request.staging_target_path), Access::ReadWrite)
+            .map_err(|error| failed("stage", &error))?;
         Ok(NodeStageVolumeResponse {})
     }
 
     fn publish(&self, request: &NodePublishVolumeRequest) -> Result<NodePublishVolumeResponse, Status> {
         present("volume_id", &request.volume_id)?;
         present("target_path", &request.target_path)?;
-        request
-            .volume_capability
-            .as_ref()
-            .ok_or_else(|| missing("volume_capability"))?;
+        request.volume_capability.as_ref().ok_or_else(|| missing("volume_capability"))?;
         let target = Path::new(&request.target_path);
-        let access = if request.readonly {
-            Access::ReadOnly
-        } else {
-            Access::ReadWrite
-        };
-        let ephemeral = request
-            .volume_context
-            .get(EPHEMERAL)
-            .is_some_and(|value| value == "true");
+        let access = if request.readonly { Access::ReadOnly } else { Access::ReadWrite };
+        let ephemeral = request.volume_context.get(EPHEMERAL).is_some_and(|value| value == "true");
         if self.capabilities.contains(&Capability::StageUnstageVolume) && !ephemeral {
             present("staging_target_path", &request.staging_target_path)?;
             mounts::bind_volume(Path::new(&request.staging_target_path), target, access)
@@ -91,24 +70,16 @@ impl Node for MountingNode {
         request: Request<NodeStageVolumeRequest>,
     ) -> Result<Response<NodeStageVolumeResponse>, Status> {
         let request = request.into_inner();
-        self.log
-            .answer("NodeStageVolume", &request.volume_id, self.stage(&request))
+        self.log.answer("NodeStageVolume", &request.volume_id, self.stage(&request))
     }
 
     async fn node_unstage_volume(
         &self,
         request: Request<NodeUnstageVolumeRequest>,
     ) -> Result<Response<NodeUnstageVolumeResponse>, Status> {
-        let NodeUnstageVolumeRequest {
-            volume_id,
-            staging_target_path,
-        } = request.into_inner();
+        let NodeUnstageVolumeRequest { volume_id, staging_target_path } = request.into_inner();
         let outcome = withdraw(&volume_id, "staging_target_path", &staging_target_path);
-        self.log.answer(
-            "NodeUnstageVolume",
-            &volume_id,
-            outcome.map(|()| NodeUnstageVolumeResponse {}),
-        )
+        self.log.answer("NodeUnstageVolume", &volume_id, outcome.map(|()| NodeUnstageVolumeResponse {}))
     }
 
     async fn node_publish_volume(
@@ -116,8 +87,7 @@ impl Node for MountingNode {
         request: Request<NodePublishVolumeRequest>,
     ) -> Result<Response<NodePublishVolumeResponse>, Status> {
         let request = request.into_inner();
-        self.log
-            .answer("NodePublishVolume", &request.volume_id, self.publish(&request))
+        self.log.answer("NodePublishVolume", &request.volume_id, self.publish(&request))
     }
 
     async fn node_unpublish_volume(
@@ -126,22 +96,15 @@ impl Node for MountingNode {
     ) -> Result<Response<NodeUnpublishVolumeResponse>, Status> {
         let NodeUnpublishVolumeRequest { volume_id, target_path } = request.into_inner();
         let outcome = withdraw(&volume_id, "target_path", &target_path);
-        self.log.answer(
-            "NodeUnpublishVolume",
-            &volume_id,
-            outcome.map(|()| NodeUnpublishVolumeResponse {}),
-        )
+        self.log.answer("NodeUnpublishVolume", &volume_id, outcome.map(|()| NodeUnpublishVolumeResponse {}))
     }
 
     async fn node_get_volume_stats(
         &self,
         request: Request<NodeGetVolumeStatsRequest>,
     ) -> Result<Response<NodeGetVolumeStatsResponse>, Status> {
-        let NodeGetVolumeStatsRequest {
-            volume_id, volume_path, ..
-        } = request.into_inner();
-        self.log
-            .answer("NodeGetVolumeStats", &volume_id, stats(&volume_id, &volume_path))
+        let NodeGetVolumeStatsRequest { volume_id, volume_path, .. } = request.into_inner();
+        self.log.answer("NodeGetVolumeStats", &volume_id, stats(&volume_id, &volume_path))
     }
 
     async fn node_expand_volume(
@@ -149,8 +112,7 @@ impl Node for MountingNode {
         request: Request<NodeExpandVolumeRequest>,
     ) -> Result<Response<NodeExpandVolumeResponse>, Status> {
         let outcome = Err(Status::unimplemented("volumes of this driver do not grow"));
-        self.log
-            .answer("NodeExpandVolume", &request.into_inner().volume_id, outcome)
+        self.log.answer("NodeExpandVolume", &request.into_inner().volume_id, outcome)
     }
 
     async fn node_get_capabilities(
@@ -158,13 +120,9 @@ impl Node for MountingNode {
         _: Request<NodeGetCapabilitiesRequest>,
     ) -> Result<Response<NodeGetCapabilitiesResponse>, Status> {
         let capabilities = self.capabilities.iter().map(|&offer| NodeServiceCapability {
-            r#type: Some(node_service_capability::Type::Rpc(node_service_capability::Rpc {
-                r#type: offer.into(),
-            })),
+            r#type: Some(node_service_capability::Type::Rpc(node_service_capability::Rpc { r#type: offer.into() })),
         });
-        let capabilities = NodeGetCapabilitiesResponse {
-            capabilities: capabilities.collect(),
-        };
+        let capabilities = NodeGetCapabilitiesResponse { capabilities: capabilities.collect() };
         self.log.answer("NodeGetCapabilities", "", Ok(capabilities))
     }
 
@@ -194,17 +152,9 @@ fn stats(volume_id: &str, path: &str) -> Result<NodeGetVolumeStatsResponse, Stat
         available: available.cast_signed(),
     };
     let block = fs.f_frsize;
-    let bytes = usage(
-        volume_usage::Unit::Bytes,
-        fs.f_blocks * block,
-        fs.f_bfree * block,
-        fs.f_bavail * block,
-    );
+    let bytes = usage(volume_usage::Unit::Bytes, fs.f_blocks * block, fs.f_bfree * block, fs.f_bavail * block);
     let inodes = usage(volume_usage::Unit::Inodes, fs.f_files, fs.f_ffree, fs.f_favail);
-    Ok(NodeGetVolumeStatsResponse {
-        usage: vec![bytes, inodes],
-        volume_condition: None,
-    })
+    Ok(NodeGetVolumeStatsResponse { usage: vec![bytes, inodes], volume_condition: None })
 }
 
 fn present(field: &str, value: &str) -> Result<(), Status> {

@@ -34,10 +34,7 @@ pub(crate) fn bind(endpoint: &Path) -> anyhow::Result<UnixListener> {
 
 /// Answers until the listener fails.
 pub(crate) async fn serve(listener: UnixListener, identity: impl Identity, node: impl Node) -> io::Result<()> {
-    let services = Services {
-        identity: IdentityServer::new(identity),
-        node: NodeServer::new(node),
-    };
+    let services = Services { identity: IdentityServer::new(identity), node: NodeServer::new(node) };
     let connections = TaskTracker::new();
     loop {
         let (stream, _) = listener.accept().await?;
@@ -67,9 +64,6 @@ impl<I: Identity, N: Node> Services<I, N> {
 
 impl<I, N> Clone for Services<I, N> {
     fn clone(&self) -> Self {
-        Self {
-            identity: self.identity.clone(),
-            node: self.node.clone(),
-        }
+        Self { identity: self.identity.clone(), node: self.node.clone() }
     }
 }

@@ -26,9 +26,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let command = DemoFlags::command();
     let normalised = normalise(&command, arguments);
     if let Some(stray) = normalised.rest.first() {
-        complain(&format!(
-            "csi-warden demo takes no {stray:?}; see csi-warden demo --help"
-        ));
+        complain(&format!("csi-warden demo takes no {stray:?}; see csi-warden demo --help"));
         return ExitCode::from(USAGE);
     }
     let matches =
@@ -38,11 +36,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         Err(error) => return usage(&error),
     };
     if flags.log {
-        telemetry::init(LogSettings {
-            verbosity: 0,
-            vmodule: VModule::default(),
-            format: Format::Text,
-        });
+        telemetry::init(LogSettings { verbosity: 0, vmodule: VModule::default(), format: Format::Text });
     }
     match run(flags.keep) {
         Ok(()) => ExitCode::SUCCESS,

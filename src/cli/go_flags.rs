@@ -25,10 +25,7 @@ pub fn normalise(command: &Command, arguments: impl IntoIterator<Item = OsString
         let bytes = argument.as_bytes();
         let name_and_value = match bytes {
             b"--" => {
-                return Normalised {
-                    flags,
-                    rest: arguments.collect(),
-                };
+                return Normalised { flags, rest: arguments.collect() };
             }
             [b'-', b'-', rest @ ..] | [b'-', rest @ ..] if !rest.is_empty() => rest,
             _ => {
@@ -37,10 +34,7 @@ pub fn normalise(command: &Command, arguments: impl IntoIterator<Item = OsString
             }
         };
         let (name, value) = match name_and_value.iter().position(|byte| *byte == b'=') {
-            Some(at) => (
-                &name_and_value[..at],
-                Some(OsStr::from_bytes(&name_and_value[at + 1..]).to_owned()),
-            ),
+            Some(at) => (&name_and_value[..at], Some(OsStr::from_bytes(&name_and_value[at + 1..]).to_owned())),
             None => (name_and_value, None),
         };
         if name == b"h" || name == b"help" {
@@ -55,10 +49,7 @@ pub fn normalise(command: &Command, arguments: impl IntoIterator<Item = OsString
         };
         flags.push(joined(name, value.as_deref()));
     }
-    Normalised {
-        flags,
-        rest: Vec::new(),
-    }
+    Normalised { flags, rest: Vec::new() }
 }
 
 enum Kind {
@@ -68,9 +59,7 @@ enum Kind {
 }
 
 fn kind(command: &Command, name: &[u8]) -> Kind {
-    let flag = command
-        .get_arguments()
-        .find(|flag| flag.get_long().is_some_and(|long| long.as_bytes() == name));
+    let flag = command.get_arguments().find(|flag| flag.get_long().is_some_and(|long| long.as_bytes() == name));
     match flag {
         Some(flag) if flag.get_value_names().is_some_and(|names| names == ["BOOL"]) => Kind::Boolean,
         Some(_) => Kind::Valued,
@@ -141,14 +130,8 @@ mod tests {
 
     #[test]
     fn flags_end_at_the_first_positional_and_at_two_dashes() {
-        assert_eq!(
-            normalised(&["--v=1", "x", "--v=2"]),
-            (vec!["--v=1".into()], vec!["x".into(), "--v=2".into()])
-        );
-        assert_eq!(
-            normalised(&["--v=1", "--", "--v=2"]),
-            (vec!["--v=1".into()], vec!["--v=2".into()])
-        );
+        assert_eq!(normalised(&["--v=1", "x", "--v=2"]), (vec!["--v=1".into()], vec!["x".into(), "--v=2".into()]));
+        assert_eq!(normalised(&["--v=1", "--", "--v=2"]), (vec!["--v=1".into()], vec!["--v=2".into()]));
         assert_eq!(normalised(&["-"]), (vec![], vec!["-".into()]));
     }
 
@@ -160,14 +143,7 @@ mod tests {
 
     #[test]
     fn booleans_are_gos() {
-        for (text, value) in [
-            ("1", true),
-            ("T", true),
-            ("True", true),
-            ("0", false),
-            ("f", false),
-            ("FALSE", false),
-        ] {
+        for (text, value) in [("1", true), ("T", true), ("True", true), ("0", false), ("f", false), ("FALSE", false)] {
             assert_eq!(parse_bool(text), Ok(value));
         }
         for text in ["", "yes", "on", "tRUE", "2"] {

@@ -28,11 +28,7 @@ Commands (`csi-warden COMMAND --help` tells more):
 /// Picks the subcommand and runs it.
 pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let program = arguments.next().unwrap_or_else(|| "csi-warden".into());
-    let name = Path::new(&program)
-        .file_name()
-        .unwrap_or(&program)
-        .to_string_lossy()
-        .into_owned();
+    let name = Path::new(&program).file_name().unwrap_or(&program).to_string_lossy().into_owned();
     let mut arguments = arguments.peekable();
     if name == REGISTRAR_NAME {
         return run::main(&program, arguments);
@@ -71,11 +67,7 @@ pub(crate) fn print(text: &str) {
 pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     // With the terminal gone there is nobody to tell.
     drop(error.print());
-    if error.use_stderr() {
-        ExitCode::from(USAGE)
-    } else {
-        ExitCode::SUCCESS
-    }
+    if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS }
 }
 
 /// The error and what is behind it, once, to stderr.

@@ -64,11 +64,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     if flags.write.is_some() && flags.timeout.0 > flags.period.0 {
         complain("csi-warden probe: --timeout is above --period, so a slow command delays the next run");
     }
-    let command = exec::Command {
-        program,
-        arguments: words.collect(),
-        environment: environment(&flags.env),
-    };
+    let command = exec::Command { program, arguments: words.collect(), environment: environment(&flags.env) };
     match run(&flags, &command) {
         Ok(code) => code,
         Err(error) => fail(&error),
@@ -123,10 +119,7 @@ async fn write_rounds(
             Err(error) if !written => {
                 return Err(anyhow::Error::new(error).context(format!("cannot write {}", file.display())));
             }
-            Err(error) => complain(&format!(
-                "cannot write {}: {error}; trying again in {period:?}",
-                file.display()
-            )),
+            Err(error) => complain(&format!("cannot write {}: {error}; trying again in {period:?}", file.display())),
         }
         if line != last {
             complain(&format!("{}: {line}", file.display()));
@@ -156,10 +149,7 @@ fn exit_code(outcome: &Outcome) -> ExitCode {
 /// A reader sees the old line or the new one, never half of it.
 fn write_atomically(file: &Path, line: &str) -> io::Result<()> {
     let mut name = OsString::from(".");
-    name.push(
-        file.file_name()
-            .ok_or_else(|| io::Error::other("the path names no file"))?,
-    );
+    name.push(file.file_name().ok_or_else(|| io::Error::other("the path names no file"))?);
     name.push(format!(".{}.new", std::process::id()));
     let hidden = file.with_file_name(name);
     let write = || {

@@ -23,29 +23,13 @@ use tracing::{info, warn};
 #[command(name = "csi-warden", args_override_self = true, disable_version_flag = true, after_help = COMMANDS, max_term_width = 110)]
 pub struct RunFlags {
     /// The driver's socket: a path, or unix:///path
-    #[arg(
-        long,
-        value_name = "PATH",
-        default_value = "/run/csi/socket",
-        help_heading = "Registration"
-    )]
+    #[arg(long, value_name = "PATH", default_value = "/run/csi/socket", help_heading = "Registration")]
     csi_address: String,
     /// The driver socket's path on the host, as the kubelet is to dial it (required)
-    #[arg(
-        long,
-        value_name = "PATH",
-        default_value = "",
-        hide_default_value = true,
-        help_heading = "Registration"
-    )]
+    #[arg(long, value_name = "PATH", default_value = "", hide_default_value = true, help_heading = "Registration")]
     kubelet_registration_path: String,
     /// Folder of the registration socket: plugins_registry in the kubelet's root folder
-    #[arg(
-        long,
-        value_name = "DIR",
-        default_value = "/registration",
-        help_heading = "Registration"
-    )]
+    #[arg(long, value_name = "DIR", default_value = "/registration", help_heading = "Registration")]
     plugin_registration_path: PathBuf,
     /// First deadline of asking the driver's name (doubled up to 30s when it is too short), and the deadline of /healthz
     #[arg(long, value_name = "DURATION", default_value = "1s", help_heading = "Registration")]
@@ -60,32 +44,14 @@ pub struct RunFlags {
     )]
     connection_timeout: GoDuration,
     /// Deprecated: `kubelet-registration-probe` exits 0 at once; anything else registers
-    #[arg(
-        long,
-        value_name = "MODE",
-        default_value = "",
-        hide_default_value = true,
-        help_heading = "Registration"
-    )]
+    #[arg(long, value_name = "MODE", default_value = "", hide_default_value = true, help_heading = "Registration")]
     mode: String,
 
     /// Listen address of /healthz, /readyz and /registered, such as :9809 or 127.0.0.1:9809; empty: none
-    #[arg(
-        long,
-        value_name = "ADDR",
-        default_value = "",
-        hide_default_value = true,
-        help_heading = "HTTP"
-    )]
+    #[arg(long, value_name = "ADDR", default_value = "", hide_default_value = true, help_heading = "HTTP")]
     http_endpoint: String,
     /// Deprecated: as --http-endpoint=:PORT; 0: none
-    #[arg(
-        long,
-        value_name = "PORT",
-        default_value = "0",
-        allow_negative_numbers = true,
-        help_heading = "HTTP"
-    )]
+    #[arg(long, value_name = "PORT", default_value = "0", allow_negative_numbers = true, help_heading = "HTTP")]
     health_port: i64,
     /// Serve /debug/pprof/ on the HTTP address: what a Rust program can tell, and why not the rest
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set, help_heading = "HTTP")]
@@ -138,22 +104,10 @@ pub struct RunFlags {
     proc_root: PathBuf,
 
     /// Log verbosity: 4 logs each call, 5 more
-    #[arg(
-        long,
-        value_name = "LEVEL",
-        default_value = "0",
-        allow_negative_numbers = true,
-        help_heading = "Logging"
-    )]
+    #[arg(long, value_name = "LEVEL", default_value = "0", allow_negative_numbers = true, help_heading = "Logging")]
     v: i32,
     /// Verbosity by source file, such as socket=4,server=5 (text format only)
-    #[arg(
-        long,
-        value_name = "PATTERN=N,…",
-        default_value = "",
-        hide_default_value = true,
-        help_heading = "Logging"
-    )]
+    #[arg(long, value_name = "PATTERN=N,…", default_value = "", hide_default_value = true, help_heading = "Logging")]
     vmodule: VModule,
     /// text or json; both go to stderr
     #[arg(long, value_name = "FORMAT", default_value = "text", help_heading = "Logging")]
@@ -223,10 +177,8 @@ fn run(program: &OsStr, flags: &RunFlags, typed_by_hand: impl Fn(&str) -> bool) 
     if flags.automaxprocs {
         info!("maxprocs: one thread carries all work, so there is nothing to adjust to the CPU quota");
     }
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start the runtime")?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
     let result = runtime.block_on(async { daemon::run(settings, shutdown::on_signal()?).await });
     // A lane may sit in the kernel for ever; the process does not wait for it.
     runtime.shutdown_timeout(Duration::ZERO);
@@ -250,25 +202,15 @@ impl RunFlags {
         let alpha = [
             ("--log-text-split-stream", self.log_text_split_stream),
             ("--log-json-split-stream", self.log_json_split_stream),
-            (
-                "--log-text-info-buffer-size",
-                !is_zero_quantity(&self.log_text_info_buffer_size),
-            ),
-            (
-                "--log-json-info-buffer-size",
-                !is_zero_quantity(&self.log_json_info_buffer_size),
-            ),
+            ("--log-text-info-buffer-size", !is_zero_quantity(&self.log_text_info_buffer_size)),
+            ("--log-json-info-buffer-size", !is_zero_quantity(&self.log_json_info_buffer_size)),
         ];
         if let Some((flag, _)) = alpha.iter().find(|(_, set)| *set) {
             anyhow::bail!(
                 "{flag} is an alpha option that cannot be switched on here, as in csi-node-driver-registrar: leave it out"
             );
         }
-        Ok(LogSettings {
-            verbosity: self.v,
-            vmodule: self.vmodule.clone(),
-            format,
-        })
+        Ok(LogSettings { verbosity: self.v, vmodule: self.vmodule.clone(), format })
     }
 
     fn typed(&self, typed_by_hand: impl Fn(&str) -> bool) -> Typed {

@@ -71,9 +71,7 @@ fn component(text: &str) -> Option<(u128, &str)> {
     if whole.is_empty() && fraction.is_empty() {
         return None;
     }
-    let unit_end = rest
-        .find(|char: char| char.is_ascii_digit() || char == '.')
-        .unwrap_or(rest.len());
+    let unit_end = rest.find(|char: char| char.is_ascii_digit() || char == '.').unwrap_or(rest.len());
     let (unit, rest) = rest.split_at(unit_end);
     let unit: u128 = match unit {
         "ns" => 1,
@@ -84,20 +82,13 @@ fn component(text: &str) -> Option<(u128, &str)> {
         "h" => 3600 * NANOS_PER_SECOND,
         _ => return None,
     };
-    let whole = whole.bytes().fold(0_u128, |value, digit| {
-        value.saturating_mul(10).saturating_add(u128::from(digit - b'0'))
-    });
+    let whole =
+        whole.bytes().fold(0_u128, |value, digit| value.saturating_mul(10).saturating_add(u128::from(digit - b'0')));
     // Digits beyond the 18th are far below a nanosecond, even of an hour.
     let fraction = &fraction[..fraction.len().min(18)];
-    let (numerator, denominator) = fraction.bytes().fold((0_u128, 1_u128), |(n, d), digit| {
-        (n * 10 + u128::from(digit - b'0'), d * 10)
-    });
-    Some((
-        whole
-            .saturating_mul(unit)
-            .saturating_add(unit * numerator / denominator),
-        rest,
-    ))
+    let (numerator, denominator) =
+        fraction.bytes().fold((0_u128, 1_u128), |(n, d), digit| (n * 10 + u128::from(digit - b'0'), d * 10));
+    Some((whole.saturating_mul(unit).saturating_add(unit * numerator / denominator), rest))
 }
 
 impl fmt::Display for GoDuration {
@@ -150,16 +141,13 @@ mod tests {
 
     #[test]
     fn anything_else_is_refused_with_its_reason() {
-        for text in [
-            "", "-", "1", "s", "1x", "1 s", " 1s", "1s ", "one", "1..5s", "1.5.5s", ".s", "1d", "0x1s", "1S", "ms1",
-        ] {
+        for text in
+            ["", "-", "1", "s", "1x", "1 s", " 1s", "1s ", "one", "1..5s", "1.5.5s", ".s", "1d", "0x1s", "1S", "ms1"]
+        {
             assert_eq!(parsed(text), Err(DurationError::Malformed(text.into())), "{text}");
         }
         assert_eq!(parsed("-1s"), Err(DurationError::Negative("-1s".into())));
-        assert_eq!(
-            parsed("9223372036854775808ns"),
-            Err(DurationError::TooLong("9223372036854775808ns".into()))
-        );
+        assert_eq!(parsed("9223372036854775808ns"), Err(DurationError::TooLong("9223372036854775808ns".into())));
         let long = format!("{}h", "9".repeat(200));
         assert_eq!(parsed(&long), Err(DurationError::TooLong(long.clone())));
     }

@@ -61,9 +61,7 @@ impl ListenAddress {
                 let mut addresses: Vec<SocketAddr> = (name.as_str(), self.port).to_socket_addrs()?.collect();
                 // Go takes the IPv4 address of a name that has both.
                 addresses.sort_by_key(SocketAddr::is_ipv6);
-                let address = addresses
-                    .first()
-                    .ok_or_else(|| io::Error::other("the name has no address"))?;
+                let address = addresses.first().ok_or_else(|| io::Error::other("the name has no address"))?;
                 listen_on(*address, Families::One)
             }
         }
@@ -93,13 +91,9 @@ impl FromStr for ListenAddress {
     type Err = AddressError;
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
-        let (host, port) = text
-            .rsplit_once(':')
-            .ok_or_else(|| AddressError::NoPort(text.to_owned()))?;
+        let (host, port) = text.rsplit_once(':').ok_or_else(|| AddressError::NoPort(text.to_owned()))?;
         let host = match host.strip_prefix('[') {
-            Some(inner) => inner
-                .strip_suffix(']')
-                .ok_or_else(|| AddressError::BadHost(text.to_owned()))?,
+            Some(inner) => inner.strip_suffix(']').ok_or_else(|| AddressError::BadHost(text.to_owned()))?,
             None if host.contains([':', ']']) => return Err(AddressError::BadHost(text.to_owned())),
             None => host,
         };

@@ -211,15 +211,9 @@ impl Settings {
         let driver_socket = unix_path(&typed.csi_address)?;
         fits("--csi-address", &driver_socket)?;
         fits("--kubelet-registration-path", Path::new(&endpoint))?;
-        fits(
-            "--plugin-registration-path",
-            &typed.plugin_registration_path.join(SHORTEST_SOCKET_NAME),
-        )?;
+        fits("--plugin-registration-path", &typed.plugin_registration_path.join(SHORTEST_SOCKET_NAME))?;
         if typed.timeout.is_zero() {
-            return Err(SettingsError::Zero {
-                flag: "--timeout",
-                hint: "",
-            });
+            return Err(SettingsError::Zero { flag: "--timeout", hint: "" });
         }
         if let Some(proxy) = &typed.proxy {
             return Err(SettingsError::NoProxy(proxy.clone()));
@@ -236,10 +230,7 @@ impl Settings {
             warnings.push("--enable-pprof has no effect without --http-endpoint".to_owned());
         }
         let parent = driver_socket.parent().filter(|parent| !parent.as_os_str().is_empty());
-        let state_folder = typed
-            .state_dir
-            .clone()
-            .unwrap_or_else(|| parent.unwrap_or(Path::new(".")).to_owned());
+        let state_folder = typed.state_dir.clone().unwrap_or_else(|| parent.unwrap_or(Path::new(".")).to_owned());
         // Last, because it alone looks at the machine.
         writable_folder(&typed.plugin_registration_path)?;
         Ok(Self {
@@ -281,19 +272,12 @@ fn unix_path(typed: &str) -> Result<PathBuf, SettingsError> {
         None if typed.starts_with('/') => typed,
         None => return Err(SettingsError::NotAUnixSocket(typed.to_owned())),
     };
-    if path.is_empty() {
-        Err(SettingsError::NotAUnixSocket(typed.to_owned()))
-    } else {
-        Ok(PathBuf::from(path))
-    }
+    if path.is_empty() { Err(SettingsError::NotAUnixSocket(typed.to_owned())) } else { Ok(PathBuf::from(path)) }
 }
 
 fn fits(flag: &'static str, path: &Path) -> Result<(), SettingsError> {
     if path.as_os_str().len() > MAX_SOCKET_PATH_BYTES {
-        return Err(SettingsError::PathTooLong {
-            flag,
-            path: path.to_owned(),
-        });
+        return Err(SettingsError::PathTooLong { flag, path: path.to_owned() });
     }
     Ok(())
 }
@@ -325,11 +309,7 @@ fn health(typed: &Typed) -> Result<Option<Health>, SettingsError> {
         success: threshold("--success-threshold", typed.success_threshold)?,
     };
     above_zero("--health-interval", typed.health_interval, "")?;
-    above_zero(
-        "--health-max-age",
-        typed.health_max_age,
-        "; a file is never younger than that",
-    )?;
+    above_zero("--health-max-age", typed.health_max_age, "; a file is never younger than that")?;
     let dead_after = (!typed.health_dead_after.is_zero()).then_some(typed.health_dead_after);
     if let Some(dead_after) = dead_after
         && dead_after <= typed.health_max_age
@@ -369,29 +349,18 @@ fn health(typed: &Typed) -> Result<Option<Health>, SettingsError> {
         },
         timeout: HEALTH_FILE_TIMEOUT.min(typed.health_max_age / 2),
         thresholds,
-        hold: Hold {
-            base: typed.recovery_hold,
-            max: typed.max_recovery_hold,
-            window: typed.flap_window,
-        },
+        hold: Hold { base: typed.recovery_hold, max: typed.max_recovery_hold, window: typed.flap_window },
         start_grace: typed.start_grace,
         reaction,
     }))
 }
 
 fn above_zero(flag: &'static str, value: Duration, hint: &'static str) -> Result<(), SettingsError> {
-    if value.is_zero() {
-        Err(SettingsError::Zero { flag, hint })
-    } else {
-        Ok(())
-    }
+    if value.is_zero() { Err(SettingsError::Zero { flag, hint }) } else { Ok(()) }
 }
 
 fn writable_folder(path: &Path) -> Result<(), SettingsError> {
-    let wrong = |problem: String| SettingsError::RegistrationFolder {
-        path: path.to_owned(),
-        problem,
-    };
+    let wrong = |problem: String| SettingsError::RegistrationFolder { path: path.to_owned(), problem };
     match std::fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => {}
         Ok(_) => return Err(wrong("it is not a folder".to_owned())),

@@ -51,10 +51,7 @@ impl HealthPart {
                 policy.restore(&past);
             }
             Ok(None) => {}
-            Err(error) => warn!(
-                error = &error as &dyn Error,
-                "the previous run's verdict is lost; beginning afresh"
-            ),
+            Err(error) => warn!(error = &error as &dyn Error, "the previous run's verdict is lost; beginning afresh"),
         }
         // Observing never touches the registration: it is shown whatever the verdict.
         let first = match settings.reaction {
@@ -125,11 +122,7 @@ impl HealthPart {
             Reaction::Observe => None,
             Reaction::Deregister => self.admission.deadline(now),
         };
-        [self.policy.deadline(now), admission]
-            .into_iter()
-            .flatten()
-            .min()
-            .map(Instant::from_std)
+        [self.policy.deadline(now), admission].into_iter().flatten().min().map(Instant::from_std)
     }
 
     fn take_in(&mut self, report: Report) -> Option<Change> {
@@ -193,8 +186,7 @@ impl HealthPart {
             suspect: self.policy.suspect(),
         };
         let decision = self.admission.decide(evidence, Instant::now().into_std());
-        self.decided
-            .send_if_modified(|before| std::mem::replace(before, decision) != decision);
+        self.decided.send_if_modified(|before| std::mem::replace(before, decision) != decision);
     }
 
     fn tell(&self, change: &Change) {
@@ -218,10 +210,7 @@ impl HealthPart {
         let (state, past) = (self.state.clone(), self.policy.past());
         let reason = self.policy.cause().map(|(probe, reason)| format!("{probe}: {reason}"));
         let now = Instant::now().into_std();
-        let saved = self
-            .lane
-            .run(STATE_TIMEOUT, move || state.save(&past, reason, now))
-            .await;
+        let saved = self.lane.run(STATE_TIMEOUT, move || state.save(&past, reason, now)).await;
         let trouble = match saved {
             Ok(Ok(())) => {
                 if self.state_quiet.end() {

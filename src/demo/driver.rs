@@ -79,11 +79,7 @@ impl DemoDriver {
             behaviour: Arc::clone(&behaviour),
         };
         serve("demo driver", listener, service, &parts, parts.stop().clone());
-        Ok(Self {
-            behaviour,
-            path: path.to_owned(),
-            parts,
-        })
+        Ok(Self { behaviour, path: path.to_owned(), parts })
     }
 
     /// The behaviour, to look at or to change.
@@ -154,11 +150,7 @@ impl Identity for Answers {
         _: Request<GetPluginInfoRequest>,
     ) -> Result<Response<GetPluginInfoResponse>, Status> {
         let name = self.behaviour().await.name;
-        Ok(Response::new(GetPluginInfoResponse {
-            name,
-            vendor_version: "demo".into(),
-            ..Default::default()
-        }))
+        Ok(Response::new(GetPluginInfoResponse { name, vendor_version: "demo".into(), ..Default::default() }))
     }
 
     async fn get_plugin_capabilities(
@@ -181,10 +173,7 @@ impl Node for Answers {
         let behaviour = self.behaviour().await;
         match behaviour.node_info_error {
             Some(text) => Err(Status::internal(text)),
-            None => Ok(Response::new(NodeGetInfoResponse {
-                node_id: behaviour.node_id,
-                ..Default::default()
-            })),
+            None => Ok(Response::new(NodeGetInfoResponse { node_id: behaviour.node_id, ..Default::default() })),
         }
     }
 

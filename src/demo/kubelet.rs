@@ -60,11 +60,7 @@ pub struct KubeletOptions {
 
 impl Default for KubeletOptions {
     fn default() -> Self {
-        Self {
-            pass: Duration::from_secs(1),
-            notify_delay: Duration::ZERO,
-            refuse: None,
-        }
+        Self { pass: Duration::from_secs(1), notify_delay: Duration::ZERO, refuse: None }
     }
 }
 
@@ -88,11 +84,8 @@ pub async fn run(
             () = tokio::time::sleep(options.pass) => {}
         }
         let sockets = sockets(&folder);
-        let gone: Vec<PathBuf> = known
-            .keys()
-            .filter(|path| sockets.get(*path) != known.get(*path).map(|k| &k.inode))
-            .cloned()
-            .collect();
+        let gone: Vec<PathBuf> =
+            known.keys().filter(|path| sockets.get(*path) != known.get(*path).map(|k| &k.inode)).cloned().collect();
         for path in gone {
             if let Some(known) = known.remove(&path) {
                 tell(&events, KubeletEvent::Deregistered { driver: known.driver }).await;
@@ -106,17 +99,8 @@ pub async fn run(
             let event = match register(&path, &options).await {
                 Ok(info) => {
                     backoffs.remove(&path);
-                    known.insert(
-                        path,
-                        Known {
-                            inode,
-                            driver: info.name.clone(),
-                        },
-                    );
-                    KubeletEvent::Registered {
-                        driver: info.name,
-                        endpoint: info.endpoint,
-                    }
+                    known.insert(path, Known { inode, driver: info.name.clone() });
+                    KubeletEvent::Registered { driver: info.name, endpoint: info.endpoint }
                 }
                 Err(error) => {
                     let (backoff, until) = backoffs
@@ -147,9 +131,7 @@ fn sockets(folder: &Path) -> BTreeMap<PathBuf, u64> {
 }
 
 async fn register(path: &Path, options: &KubeletOptions) -> Result<PluginInfo, String> {
-    let stream = UnixStream::connect(path)
-        .await
-        .map_err(|error| format!("cannot dial {}: {error}", path.display()))?;
+    let stream = UnixStream::connect(path).await.map_err(|error| format!("cannot dial {}: {error}", path.display()))?;
     let connection = Connection::over(AuthorityAs::new(stream, percent_encode_path(path)))
         .await
         .map_err(|error| format!("cannot speak with {}: {error}", path.display()))?;
@@ -160,36 +142,19 @@ async fn register(path: &Path, options: &KubeletOptions) -> Result<PluginInfo, S
         None => node_info(&info.endpoint).await,
     };
     tokio::time::sleep(options.notify_delay).await;
-    let status = RegistrationStatus {
-        plugin_registered: accepted.is_ok(),
-        error: accepted.clone().err().unwrap_or_default(),
-    };
-    within(
-        NOTIFY_DEADLINE,
-        "NotifyRegistrationStatus",
-        plugin.notify_registration_status(status),
-    )
-    .await?;
+    let status =
+        RegistrationStatus { plugin_registered: accepted.is_ok(), error: accepted.clone().err().unwrap_or_default() };
+    within(NOTIFY_DEADLINE, "NotifyRegistrationStatus", plugin.notify_registration_status(status)).await?;
     accepted.map(|()| info)
 }
 
 /// The kubelet refuses a driver that cannot tell about its node.
 async fn node_info(endpoint: &str) -> Result<(), String> {
-    let connection = Connection::open(Path::new(endpoint))
-        .await
-        .map_err(|error| format!("cannot dial {endpoint}: {error}"))?;
+    let connection =
+        Connection::open(Path::new(endpoint)).await.map_err(|error| format!("cannot dial {endpoint}: {error}"))?;
     let mut node = NodeClient::with_origin(connection, origin());
-    let info = within(
-        NODE_INFO_DEADLINE,
-        "NodeGetInfo",
-        node.node_get_info(NodeGetInfoRequest {}),
-    )
-    .await?;
-    if info.node_id.is_empty() {
-        Err("the driver gave an empty node ID".to_owned())
-    } else {
-        Ok(())
-    }
+    let info = within(NODE_INFO_DEADLINE, "NodeGetInfo", node.node_get_info(NodeGetInfoRequest {})).await?;
+    if info.node_id.is_empty() { Err("the driver gave an empty node ID".to_owned()) } else { Ok(()) }
 }
 
 async fn within<T>(

@@ -81,56 +81,34 @@ impl Stage {
         let health_file = folder.join("health");
         let settings = Settings::check(&typed(folder, &registry, &driver_socket, &health_file))?;
         print("csi-warden demo: an embedded CSI driver and an embedded kubelet, and between them the real agent.");
-        print(&format!(
-            "Shortened for the show: recovery hold {HOLD:?} (30s), health interval {INTERVAL:?} (30s).\n"
-        ));
+        print(&format!("Shortened for the show: recovery hold {HOLD:?} (30s), health interval {INTERVAL:?} (30s).\n"));
         let driver = DemoDriver::start(&driver_socket, DRIVER)
             .with_context(|| format!("cannot start the embedded driver at {}", driver_socket.display()))?;
         fs::write(&health_file, "OK\n").context("cannot write the health file")?;
         let (sender, events) = mpsc::channel(64);
         let stop = CancellationToken::new();
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "the embedded kubelet ends with the show's token"
-        )]
+        #[expect(clippy::disallowed_methods, reason = "the embedded kubelet ends with the show's token")]
         tokio::spawn(kubelet::run(registry, KubeletOptions::default(), sender, stop.clone()));
         #[expect(clippy::disallowed_methods, reason = "joined at the end of the show")]
         let agent = tokio::spawn(daemon::run(settings, stop.child_token()));
-        let stage = Self {
-            began: Instant::now(),
-            print,
-            health_file,
-            events,
-            stop,
-            agent,
-            _driver: driver,
-        };
+        let stage = Self { began: Instant::now(), print, health_file, events, stop, agent, _driver: driver };
         stage.tell("driver", &format!("{DRIVER} listens"));
         stage.tell("prober", "writes OK: the hardware is well");
         Ok(stage)
     }
 
     async fn acts(&mut self) -> anyhow::Result<()> {
-        self.expect_registered("the driver is registered: pods can mount")
-            .await?;
+        self.expect_registered("the driver is registered: pods can mount").await?;
         tokio::time::sleep(PAUSE).await;
-        self.write(
-            "ERROR mlx5_0 port 1 is DOWN",
-            "writes ERROR: one bad look is no verdict, nothing happens",
-        )?;
+        self.write("ERROR mlx5_0 port 1 is DOWN", "writes ERROR: one bad look is no verdict, nothing happens")?;
         tokio::time::sleep(PAUSE).await;
-        self.write(
-            "ERROR mlx5_0 port 1 is DOWN",
-            "writes ERROR again: two in a row, the driver is unhealthy",
-        )?;
-        self.expect_deregistered("the driver is gone: new pods are told so at once, none hangs")
-            .await?;
+        self.write("ERROR mlx5_0 port 1 is DOWN", "writes ERROR again: two in a row, the driver is unhealthy")?;
+        self.expect_deregistered("the driver is gone: new pods are told so at once, none hangs").await?;
         tokio::time::sleep(PAUSE).await;
         self.write("OK", &format!("writes OK: recovery begins, and must hold for {HOLD:?}"))?;
         tokio::time::sleep(PAUSE).await;
         self.write("OK", "writes OK again")?;
-        self.expect_registered("the driver is back, without a restart of anything")
-            .await
+        self.expect_registered("the driver is back, without a restart of anything").await
     }
 
     async fn keep(&mut self, stop: &CancellationToken) {
@@ -158,17 +136,13 @@ impl Stage {
     async fn end(self) -> anyhow::Result<()> {
         self.tell("agent", "is stopped: it unlinks its socket first");
         self.stop.cancel();
-        self.agent
-            .await
-            .context("the agent's task ended badly")?
-            .context("the agent failed")?;
+        self.agent.await.context("the agent's task ended badly")?.context("the agent failed")?;
         (self.print)("\nThat was it. `csi-warden --help` shows every setting; README.md shows the DaemonSet.");
         Ok(())
     }
 
     fn write(&self, line: &str, words: &str) -> anyhow::Result<()> {
-        self.replace(&format!("{line}\n"))
-            .context("cannot write the health file")?;
+        self.replace(&format!("{line}\n")).context("cannot write the health file")?;
         self.tell("prober", words);
         Ok(())
     }
@@ -180,13 +154,11 @@ impl Stage {
     }
 
     async fn expect_registered(&mut self, words: &str) -> anyhow::Result<()> {
-        self.expect(words, |event| matches!(event, KubeletEvent::Registered { .. }))
-            .await
+        self.expect(words, |event| matches!(event, KubeletEvent::Registered { .. })).await
     }
 
     async fn expect_deregistered(&mut self, words: &str) -> anyhow::Result<()> {
-        self.expect(words, |event| matches!(event, KubeletEvent::Deregistered { .. }))
-            .await
+        self.expect(words, |event| matches!(event, KubeletEvent::Deregistered { .. })).await
     }
 
     async fn expect(&mut self, words: &str, wanted: impl Fn(&KubeletEvent) -> bool) -> anyhow::Result<()> {
@@ -216,10 +188,7 @@ impl Stage {
     }
 
     fn tell(&self, who: &str, words: &str) {
-        (self.print)(&format!(
-            "{:>6.1} s  {who:<8} {words}",
-            self.began.elapsed().as_secs_f64()
-        ));
+        (self.print)(&format!("{:>6.1} s  {who:<8} {words}", self.began.elapsed().as_secs_f64()));
     }
 }
 

@@ -63,13 +63,7 @@ impl fmt::Display for CallError {
                 write!(f, "{} accepted but did not answer within {after:?}", path.display())
             }
             Self::Status { path, source } => {
-                write!(
-                    f,
-                    "{} answered {:?}: {}",
-                    path.display(),
-                    source.code(),
-                    source.message()
-                )
+                write!(f, "{} answered {:?}: {}", path.display(), source.code(), source.message())
             }
         }
     }
@@ -93,21 +87,13 @@ where
     F: Future<Output = Result<T, tonic::Status>>,
 {
     let whole = async {
-        let connection = Connection::open(path).await.map_err(|source| CallError::Connect {
-            path: path.to_owned(),
-            source,
-        })?;
-        call(connection).await.map_err(|status| CallError::Status {
-            path: path.to_owned(),
-            source: Box::new(status),
-        })
+        let connection =
+            Connection::open(path).await.map_err(|source| CallError::Connect { path: path.to_owned(), source })?;
+        call(connection).await.map_err(|status| CallError::Status { path: path.to_owned(), source: Box::new(status) })
     };
     match timeout(deadline, whole).await {
         Ok(result) => result,
-        Err(_elapsed) => Err(CallError::Deadline {
-            path: path.to_owned(),
-            after: deadline,
-        }),
+        Err(_elapsed) => Err(CallError::Deadline { path: path.to_owned(), after: deadline }),
     }
 }
 
@@ -146,10 +132,7 @@ impl Connection {
             // An error here reaches every call in flight on its own.
             drop(io.await);
         });
-        Ok(Self {
-            sender,
-            _io: std::sync::Arc::new(AbortOnDrop(task)),
-        })
+        Ok(Self { sender, _io: std::sync::Arc::new(AbortOnDrop(task)) })
     }
 }
 
@@ -170,9 +153,7 @@ impl tower_service::Service<Request<Body>> for Connection {
 /// A request that carries our user agent.
 pub fn request<T>(message: T) -> tonic::Request<T> {
     let mut request = tonic::Request::new(message);
-    request
-        .metadata_mut()
-        .insert("user-agent", tonic::metadata::MetadataValue::from_static(USER_AGENT));
+    request.metadata_mut().insert("user-agent", tonic::metadata::MetadataValue::from_static(USER_AGENT));
     request
 }
 

@@ -13,11 +13,7 @@ use std::{path::Path, time::Duration};
 pub async fn plugin_name(driver_socket: &Path, deadline: Duration) -> Result<String, CallError> {
     call(driver_socket, deadline, |connection| async move {
         let mut client = IdentityClient::with_origin(connection, origin());
-        Ok(client
-            .get_plugin_info(request(GetPluginInfoRequest {}))
-            .await?
-            .into_inner()
-            .name)
+        Ok(client.get_plugin_info(request(GetPluginInfoRequest {})).await?.into_inner().name)
     })
     .await
 }

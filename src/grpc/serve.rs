@@ -39,17 +39,10 @@ where
             };
             let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
                 .timer(TokioTimer::new())
-                .serve_connection(
-                    TokioIo::new(AuthorityFix::new(stream)),
-                    TowerToHyperService::new(service.clone()),
-                );
+                .serve_connection(TokioIo::new(AuthorityFix::new(stream)), TowerToHyperService::new(service.clone()));
             connections.spawn_connection(async move {
                 if let Err(error) = connection.await {
-                    debug!(
-                        error = &error as &dyn std::error::Error,
-                        part = name,
-                        "a connection broke"
-                    );
+                    debug!(error = &error as &dyn std::error::Error, part = name, "a connection broke");
                 }
             });
         }

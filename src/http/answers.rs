@@ -27,11 +27,7 @@ pub struct Answers {
 impl Answers {
     /// Answers from `status`; `/healthz` asks the registration socket itself, within `deadline`.
     pub fn new(status: watch::Receiver<Status>, deadline: Duration, pprof: bool) -> Self {
-        Self {
-            status,
-            deadline,
-            pprof,
-        }
+        Self { status, deadline, pprof }
     }
 
     /// The answer to GET `path`.
@@ -55,10 +51,7 @@ impl Answers {
             | Phase::Withdrawn
             | Phase::Showing
             | Phase::StandingBy => (StatusCode::OK, format!("ok: {}", words(status))),
-            Phase::Lost => (
-                StatusCode::NOT_FOUND,
-                format!("registration socket does not exist: {}", words(status)),
-            ),
+            Phase::Lost => (StatusCode::NOT_FOUND, format!("registration socket does not exist: {}", words(status))),
             Phase::WaitingForKubelet | Phase::Refused | Phase::Registered => self.ask_socket(status).await,
         }
     }
@@ -93,22 +86,11 @@ fn readyz(status: &Status) -> Answer {
         | Phase::Refused
         | Phase::StandingBy => status.confirmed,
     };
-    (
-        if ready {
-            StatusCode::OK
-        } else {
-            StatusCode::SERVICE_UNAVAILABLE
-        },
-        words(status),
-    )
+    (if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, words(status))
 }
 
 fn registered(status: &Status) -> Answer {
-    let code = if status.phase == Phase::Registered {
-        StatusCode::OK
-    } else {
-        StatusCode::SERVICE_UNAVAILABLE
-    };
+    let code = if status.phase == Phase::Registered { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (code, words(status))
 }
 
@@ -156,11 +138,7 @@ mod tests {
     use crate::policy::some_instant;
 
     fn status(phase: Phase, confirmed: bool) -> Status {
-        Status {
-            phase,
-            confirmed,
-            ..Status::waiting(some_instant())
-        }
+        Status { phase, confirmed, ..Status::waiting(some_instant()) }
     }
 
     const ALL: [Phase; 9] = [
@@ -199,22 +177,11 @@ mod tests {
     #[tokio::test]
     async fn liveness_fails_only_for_a_socket_that_is_lost_or_dead() {
         for phase in ALL {
-            let (sender, receiver) = watch::channel(Status {
-                socket: Some("/no/such/socket".into()),
-                ..status(phase, false)
-            });
-            let (code, text) = Answers::new(receiver, Duration::from_secs(1), false)
-                .get("/healthz")
-                .await;
-            let lost = matches!(
-                phase,
-                Phase::Lost | Phase::WaitingForKubelet | Phase::Refused | Phase::Registered
-            );
-            assert_eq!(
-                code,
-                if lost { StatusCode::NOT_FOUND } else { StatusCode::OK },
-                "{phase:?}: {text}"
-            );
+            let (sender, receiver) =
+                watch::channel(Status { socket: Some("/no/such/socket".into()), ..status(phase, false) });
+            let (code, text) = Answers::new(receiver, Duration::from_secs(1), false).get("/healthz").await;
+            let lost = matches!(phase, Phase::Lost | Phase::WaitingForKubelet | Phase::Refused | Phase::Registered);
+            assert_eq!(code, if lost { StatusCode::NOT_FOUND } else { StatusCode::OK }, "{phase:?}: {text}");
             drop(sender);
         }
     }

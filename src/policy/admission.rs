@@ -39,11 +39,7 @@ pub struct AdmissionPolicy {
 impl AdmissionPolicy {
     /// `grace` bounds the wait for a verdict after `started`.
     pub fn new(started: Instant, grace: Duration) -> Self {
-        Self {
-            started,
-            grace,
-            last: Admission::Wait,
-        }
+        Self { started, grace, last: Admission::Wait }
     }
 
     /// The answer for this evidence.
@@ -65,9 +61,7 @@ impl AdmissionPolicy {
 
     /// When the answer may change by time alone; never in the past.
     pub fn deadline(&self, now: Instant) -> Option<Instant> {
-        (self.last == Admission::Wait)
-            .then_some(self.started + self.grace)
-            .filter(|at| *at > now)
+        (self.last == Admission::Wait).then_some(self.started + self.grace).filter(|at| *at > now)
     }
 }
 
@@ -79,36 +73,22 @@ mod tests {
     const GRACE: Duration = Duration::from_secs(10);
 
     fn evidence(health: Health) -> Evidence {
-        Evidence {
-            health,
-            all_heard: true,
-            suspect: false,
-        }
+        Evidence { health, all_heard: true, suspect: false }
     }
 
     #[test]
     fn healthy_first_rounds_show_at_once() {
         let start = some_instant();
-        assert_eq!(
-            AdmissionPolicy::new(start, GRACE).decide(evidence(Health::Healthy), start),
-            Admission::Show
-        );
+        assert_eq!(AdmissionPolicy::new(start, GRACE).decide(evidence(Health::Healthy), start), Admission::Show);
     }
 
     #[test]
     fn a_held_verdict_waits_for_the_first_rounds() {
         let start = some_instant();
         let mut admission = AdmissionPolicy::new(start, GRACE);
-        let unheard = Evidence {
-            all_heard: false,
-            ..evidence(Health::Healthy)
-        };
+        let unheard = Evidence { all_heard: false, ..evidence(Health::Healthy) };
         assert_eq!(admission.decide(unheard, start), Admission::Wait);
-        assert_eq!(
-            admission.decide(unheard, start + GRACE),
-            Admission::Show,
-            "but never longer than the grace"
-        );
+        assert_eq!(admission.decide(unheard, start + GRACE), Admission::Show, "but never longer than the grace");
     }
 
     #[test]
@@ -120,10 +100,7 @@ mod tests {
             Admission::Wait
         );
         assert_eq!(admission.deadline(start), Some(start + GRACE));
-        assert_eq!(
-            admission.decide(evidence(Health::Unknown), start + GRACE),
-            Admission::Show
-        );
+        assert_eq!(admission.decide(evidence(Health::Unknown), start + GRACE), Admission::Show);
         assert_eq!(admission.deadline(start), None);
     }
 
@@ -132,21 +109,11 @@ mod tests {
         let start = some_instant();
         let mut admission = AdmissionPolicy::new(start, GRACE);
         for health in [Health::Unknown, Health::Healthy] {
-            let suspect = Evidence {
-                suspect: true,
-                ..evidence(health)
-            };
+            let suspect = Evidence { suspect: true, ..evidence(health) };
             assert_eq!(admission.decide(suspect, start + 2 * GRACE), Admission::Wait);
-            assert_eq!(
-                admission.deadline(start + 2 * GRACE),
-                None,
-                "nothing to wait for by the clock"
-            );
+            assert_eq!(admission.deadline(start + 2 * GRACE), None, "nothing to wait for by the clock");
         }
-        assert_eq!(
-            admission.decide(evidence(Health::Unhealthy), start + 3 * GRACE),
-            Admission::Withhold
-        );
+        assert_eq!(admission.decide(evidence(Health::Unhealthy), start + 3 * GRACE), Admission::Withhold);
     }
 
     #[test]
@@ -155,17 +122,10 @@ mod tests {
         let mut admission = AdmissionPolicy::new(start, GRACE);
         admission.decide(evidence(Health::Healthy), start);
         for health in [Health::Healthy, Health::Unknown] {
-            let suspect = Evidence {
-                suspect: true,
-                all_heard: false,
-                health,
-            };
+            let suspect = Evidence { suspect: true, all_heard: false, health };
             assert_eq!(admission.decide(suspect, start), Admission::Show);
         }
-        assert_eq!(
-            admission.decide(evidence(Health::Unhealthy), start),
-            Admission::Withhold
-        );
+        assert_eq!(admission.decide(evidence(Health::Unhealthy), start), Admission::Withhold);
         assert_eq!(admission.decide(evidence(Health::Healthy), start), Admission::Show);
     }
 }

@@ -13,11 +13,7 @@ pub struct Backoff {
 impl Backoff {
     /// Starts at `first`; never above `max`.
     pub fn new(first: Duration, max: Duration) -> Self {
-        Self {
-            first,
-            max,
-            next: first.min(max),
-        }
+        Self { first, max, next: first.min(max) }
     }
 
     /// The pause to make now; the next one is twice as long.

@@ -26,10 +26,7 @@ impl Damping {
 
     /// No outage so far.
     pub fn new(hold: Hold) -> Self {
-        Self {
-            hold,
-            falls: VecDeque::new(),
-        }
+        Self { hold, falls: VecDeque::new() }
     }
 
     /// An outage begins.
@@ -39,8 +36,7 @@ impl Damping {
             self.falls.pop_front();
         }
         let window = self.hold.window;
-        self.falls
-            .retain(|&fall| now.saturating_duration_since(fall) < window || fall == now);
+        self.falls.retain(|&fall| now.saturating_duration_since(fall) < window || fall == now);
     }
 
     /// How long all must have been well before the last outage counts as over: the base, doubled for every earlier
@@ -63,11 +59,8 @@ mod tests {
     use crate::policy::some_instant;
     use proptest::prelude::*;
 
-    const HOLD: Hold = Hold {
-        base: Duration::from_secs(30),
-        max: Duration::from_secs(600),
-        window: Duration::from_secs(600),
-    };
+    const HOLD: Hold =
+        Hold { base: Duration::from_secs(30), max: Duration::from_secs(600), window: Duration::from_secs(600) };
 
     #[test]
     fn hold_doubles_with_each_flap_in_the_window() {

@@ -57,10 +57,7 @@ impl HealthPolicy {
     /// Nothing is known yet.
     pub fn new(probes: impl IntoIterator<Item = Probe>, hold: Hold, now: Instant) -> Self {
         Self {
-            probes: probes
-                .into_iter()
-                .map(|(name, thresholds)| ProbeVerdict::new(name, thresholds))
-                .collect(),
+            probes: probes.into_iter().map(|(name, thresholds)| ProbeVerdict::new(name, thresholds)).collect(),
             health: Health::Unknown,
             since: now,
             damping: Damping::new(hold),
@@ -83,10 +80,7 @@ impl HealthPolicy {
         if past.health == Health::Unhealthy {
             self.cause = Some((
                 String::new(),
-                Reason::new(
-                    "HeldFromBefore",
-                    "unhealthy before this start; no probe has said otherwise yet",
-                ),
+                Reason::new("HeldFromBefore", "unhealthy before this start; no probe has said otherwise yet"),
             ));
         }
     }
@@ -149,11 +143,7 @@ impl HealthPolicy {
         Past {
             health: self.health,
             since: self.since,
-            probes: self
-                .probes
-                .iter()
-                .map(|probe| (probe.name.clone(), probe.health))
-                .collect(),
+            probes: self.probes.iter().map(|probe| (probe.name.clone(), probe.health)).collect(),
             falls: self.damping.falls().collect(),
         }
     }
@@ -166,10 +156,7 @@ impl HealthPolicy {
     fn settle(&mut self, now: Instant) -> Option<Change> {
         let failing = self.probes.iter().find(|probe| probe.health == Health::Unhealthy);
         let (to, cause) = match failing {
-            Some(probe) => (
-                Health::Unhealthy,
-                probe.cause.clone().map(|reason| (probe.name.clone(), reason)),
-            ),
+            Some(probe) => (Health::Unhealthy, probe.cause.clone().map(|reason| (probe.name.clone(), reason))),
             None if !self.probes.iter().all(|probe| probe.health == Health::Healthy) => return None,
             None if self.health != Health::Unhealthy => (Health::Healthy, None),
             None if self.release_at().is_some_and(|at| at <= now) => (Health::Healthy, None),
@@ -187,22 +174,13 @@ impl HealthPolicy {
         }
         self.cause.clone_from(&cause);
         self.since = now;
-        Some(Change {
-            from: std::mem::replace(&mut self.health, to),
-            to,
-            cause,
-        })
+        Some(Change { from: std::mem::replace(&mut self.health, to), to, cause })
     }
 
     /// When the outage is over, if every probe's last word is good.
     fn release_at(&self) -> Option<Instant> {
-        let good_since = self
-            .probes
-            .iter()
-            .map(ProbeVerdict::good_since)
-            .collect::<Option<Vec<_>>>()?
-            .into_iter()
-            .max()?;
+        let good_since =
+            self.probes.iter().map(ProbeVerdict::good_since).collect::<Option<Vec<_>>>()?.into_iter().max()?;
         Some(good_since + self.damping.hold())
     }
 }
@@ -301,17 +279,11 @@ mod tests {
     use proptest::prelude::*;
 
     const SECOND: Duration = Duration::from_secs(1);
-    const HOLD: Hold = Hold {
-        base: Duration::from_secs(30),
-        max: Duration::from_secs(600),
-        window: Duration::from_secs(600),
-    };
+    const HOLD: Hold =
+        Hold { base: Duration::from_secs(30), max: Duration::from_secs(600), window: Duration::from_secs(600) };
 
     fn thresholds(failure: u32, success: u32) -> Thresholds {
-        Thresholds {
-            failure: NonZeroU32::new(failure).unwrap(),
-            success: NonZeroU32::new(success).unwrap(),
-        }
+        Thresholds { failure: NonZeroU32::new(failure).unwrap(), success: NonZeroU32::new(success).unwrap() }
     }
 
     fn policy(names: &[&str]) -> (HealthPolicy, Instant) {
@@ -339,10 +311,7 @@ mod tests {
         assert_eq!(policy.observe(0, failure(), now), None);
         let change = policy.observe(0, failure(), now).unwrap();
         assert_eq!((change.from, change.to), (Health::Healthy, Health::Unhealthy));
-        assert_eq!(
-            change.cause.unwrap(),
-            ("fabric".into(), Reason::new("PortDown", "mlx5_0 port 1"))
-        );
+        assert_eq!(change.cause.unwrap(), ("fabric".into(), Reason::new("PortDown", "mlx5_0 port 1")));
     }
 
     #[test]
@@ -373,11 +342,7 @@ mod tests {
         policy.observe(0, failure(), start);
         assert_eq!(policy.observe(0, Outcome::Success, start + SECOND), None);
         assert_eq!(policy.observe(0, Outcome::Success, start + 11 * SECOND), None);
-        assert_eq!(
-            policy.deadline(start),
-            Some(start + 31 * SECOND),
-            "the hold runs from the first good round"
-        );
+        assert_eq!(policy.deadline(start), Some(start + 31 * SECOND), "the hold runs from the first good round");
         assert_eq!(policy.poll(start + 30 * SECOND), None);
         assert_eq!(to(policy.poll(start + 31 * SECOND)), Some(Health::Healthy));
     }
@@ -391,10 +356,7 @@ mod tests {
         policy.observe(0, Outcome::Success, start);
         policy.observe(0, unknown(), start + SECOND);
         assert_eq!(policy.poll(start + 3600 * SECOND), None);
-        assert_eq!(
-            to(policy.observe(0, Outcome::Success, start + 3601 * SECOND)),
-            Some(Health::Healthy)
-        );
+        assert_eq!(to(policy.observe(0, Outcome::Success, start + 3601 * SECOND)), Some(Health::Healthy));
     }
 
     #[test]

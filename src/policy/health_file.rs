@@ -89,12 +89,7 @@ struct Counted {
 impl HealthFilePolicy {
     /// Nothing was read yet.
     pub fn new(limits: HealthFileLimits) -> Self {
-        Self {
-            limits,
-            last_write: None,
-            changed_at: None,
-            counted: None,
-        }
+        Self { limits, last_write: None, changed_at: None, counted: None }
     }
 
     /// What this look says; `None` if it says nothing that was not counted already.
@@ -104,10 +99,7 @@ impl HealthFilePolicy {
         if let (Some(age), Some(dead_after)) = (age, self.limits.dead_after)
             && age >= dead_after
         {
-            let message = format!(
-                "no new write for {}, so its writer is taken for dead",
-                whole_seconds(age)
-            );
+            let message = format!("no new write for {}, so its writer is taken for dead", whole_seconds(age));
             return Some(Outcome::Failure(Reason::new("HealthFileDead", message), Severity::Soft));
         }
         let (word, detail, write) = match seen {
@@ -180,23 +172,11 @@ mod tests {
     };
 
     fn write_id(modified_ns: i128) -> WriteId {
-        WriteId {
-            device: 1,
-            inode: 2,
-            modified_ns,
-            size: 5,
-        }
+        WriteId { device: 1, inode: 2, modified_ns, size: 5 }
     }
 
     fn text(word: Word, write: i128) -> Seen {
-        Seen::Text {
-            word,
-            detail: String::new(),
-            write: Write {
-                id: write_id(write),
-                age_by_clock: Duration::ZERO,
-            },
-        }
+        Seen::Text { word, detail: String::new(), write: Write { id: write_id(write), age_by_clock: Duration::ZERO } }
     }
 
     fn absent() -> Seen {
@@ -208,9 +188,7 @@ mod tests {
     }
 
     fn code(outcome: Option<Outcome>) -> &'static str {
-        outcome
-            .and_then(|outcome| outcome.reason().map(|reason| reason.code))
-            .unwrap_or("")
+        outcome.and_then(|outcome| outcome.reason().map(|reason| reason.code)).unwrap_or("")
     }
 
     #[test]
@@ -219,10 +197,7 @@ mod tests {
         let mut policy = HealthFilePolicy::new(LIMITS);
         assert_eq!(name(policy.judge(text(Word::Error, 1), now)), "failure");
         for second in 1..30 {
-            assert_eq!(
-                name(policy.judge(text(Word::Error, 1), now + second * SECOND)),
-                "nothing"
-            );
+            assert_eq!(name(policy.judge(text(Word::Error, 1), now + second * SECOND)), "nothing");
         }
         assert_eq!(
             name(policy.judge(text(Word::Error, 1), now + 30 * SECOND)),
@@ -237,11 +212,7 @@ mod tests {
         let mut policy = HealthFilePolicy::new(LIMITS);
         policy.judge(text(Word::Error, 1), now);
         assert_eq!(name(policy.judge(text(Word::Error, 2), now + SECOND)), "failure");
-        assert_eq!(
-            name(policy.judge(text(Word::Ok, 3), now + SECOND)),
-            "success",
-            "another word needs no interval"
-        );
+        assert_eq!(name(policy.judge(text(Word::Ok, 3), now + SECOND)), "success", "another word needs no interval");
     }
 
     #[test]
@@ -263,21 +234,11 @@ mod tests {
         let mut policy = HealthFilePolicy::new(LIMITS);
         policy.judge(text(Word::Ok, 1), now);
         assert_eq!(name(policy.judge(text(Word::Ok, 1), now + 89 * SECOND)), "success");
-        assert_eq!(
-            code(policy.judge(text(Word::Ok, 1), now + 90 * SECOND)),
-            "HealthFileStale"
-        );
+        assert_eq!(code(policy.judge(text(Word::Ok, 1), now + 90 * SECOND)), "HealthFileStale");
         assert_eq!(name(policy.judge(text(Word::Ok, 1), now + 599 * SECOND)), "unknown");
-        assert_eq!(
-            code(policy.judge(text(Word::Ok, 1), now + 600 * SECOND)),
-            "HealthFileDead"
-        );
+        assert_eq!(code(policy.judge(text(Word::Ok, 1), now + 600 * SECOND)), "HealthFileDead");
         assert_eq!(code(policy.judge(absent(), now + 601 * SECOND)), "HealthFileDead");
-        assert_eq!(
-            name(policy.judge(text(Word::Ok, 2), now + 602 * SECOND)),
-            "success",
-            "a new write ends it"
-        );
+        assert_eq!(name(policy.judge(text(Word::Ok, 2), now + 602 * SECOND)), "success", "a new write ends it");
     }
 
     #[test]
@@ -292,36 +253,19 @@ mod tests {
     #[test]
     fn without_dead_after_an_old_file_stays_unknown() {
         let now = some_instant();
-        let mut policy = HealthFilePolicy::new(HealthFileLimits {
-            dead_after: None,
-            ..LIMITS
-        });
+        let mut policy = HealthFilePolicy::new(HealthFileLimits { dead_after: None, ..LIMITS });
         policy.judge(text(Word::Error, 1), now);
-        assert_eq!(
-            name(policy.judge(text(Word::Error, 1), now + 100_000 * SECOND)),
-            "unknown"
-        );
+        assert_eq!(name(policy.judge(text(Word::Error, 1), now + 100_000 * SECOND)), "unknown");
     }
 
     #[test]
     fn a_file_left_by_a_dead_writer_does_not_look_healthy_after_our_restart() {
         let now = some_instant();
         let mut policy = HealthFilePolicy::new(LIMITS);
-        let write = Write {
-            id: write_id(1),
-            age_by_clock: Duration::from_secs(3 * 86_400),
-        };
-        let old = Seen::Text {
-            word: Word::Ok,
-            detail: String::new(),
-            write,
-        };
+        let write = Write { id: write_id(1), age_by_clock: Duration::from_secs(3 * 86_400) };
+        let old = Seen::Text { word: Word::Ok, detail: String::new(), write };
         assert_eq!(code(policy.judge(old.clone(), now)), "HealthFileStale");
-        assert_eq!(
-            name(policy.judge(old, now + 86_400 * SECOND)),
-            "unknown",
-            "nor dead: we never saw it written"
-        );
+        assert_eq!(name(policy.judge(old, now + 86_400 * SECOND)), "unknown", "nor dead: we never saw it written");
         assert_eq!(name(policy.judge(text(Word::Ok, 2), now + 86_400 * SECOND)), "success");
     }
 
@@ -329,21 +273,13 @@ mod tests {
     fn garbage_is_unknown() {
         let now = some_instant();
         let mut policy = HealthFilePolicy::new(LIMITS);
-        let write = |age_by_clock| {
-            Some(Write {
-                id: write_id(3),
-                age_by_clock,
-            })
-        };
+        let write = |age_by_clock| Some(Write { id: write_id(3), age_by_clock });
         let garbage = |age| Seen::Unusable(Reason::new("HealthFileGarbage", ""), write(age));
         assert_eq!(name(policy.judge(garbage(Duration::ZERO), now)), "unknown");
         // An old one that nobody writes is not a writer that died while we looked.
         let mut policy = HealthFilePolicy::new(LIMITS);
         for hour in 0..10 {
-            assert_eq!(
-                name(policy.judge(garbage(3 * 86_400 * SECOND), now + hour * 3600 * SECOND)),
-                "unknown"
-            );
+            assert_eq!(name(policy.judge(garbage(3 * 86_400 * SECOND), now + hour * 3600 * SECOND)), "unknown");
         }
     }
 

@@ -31,17 +31,11 @@ mod tests {
             let path = entry.unwrap().path();
             let text = fs::read_to_string(&path).unwrap();
             let code = text.split("#[cfg(test)]").next().unwrap();
-            for line in code
-                .lines()
-                .map(str::trim)
-                .filter(|line| line.starts_with("use ") || line.contains("::"))
-            {
+            for line in code.lines().map(str::trim).filter(|line| line.starts_with("use ") || line.contains("::")) {
                 let import = line.strip_prefix("use ").or_else(|| line.strip_prefix("pub use "));
                 if let Some(import) = import {
                     assert!(
-                        ["std::", "super::", "crate::policy", "self::"]
-                            .iter()
-                            .any(|ok| import.starts_with(ok)),
+                        ["std::", "super::", "crate::policy", "self::"].iter().any(|ok| import.starts_with(ok)),
                         "{}: {line}",
                         path.display()
                     );
@@ -56,11 +50,7 @@ mod tests {
                     "tokio::",
                     "tracing::",
                 ] {
-                    assert!(
-                        !line.contains(banned) || line.starts_with("//"),
-                        "{}: {line}",
-                        path.display()
-                    );
+                    assert!(!line.contains(banned) || line.starts_with("//"), "{}: {line}", path.display());
                 }
             }
             files += 1;

@@ -14,10 +14,7 @@ pub struct Reason {
 impl Reason {
     /// A reason with its sentence.
     pub fn new(code: &'static str, message: impl Into<String>) -> Self {
-        Self {
-            code,
-            message: message.into(),
-        }
+        Self { code, message: message.into() }
     }
 }
 

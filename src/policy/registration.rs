@@ -234,12 +234,7 @@ impl Registration {
     fn next(&mut self, event: Event, now: Instant) -> (State, Option<Action>) {
         use self::PathState::{Dead, Gone, Held, Ours};
         let ask = (State::Asking { at: None }, Some(Action::AskDriver));
-        let hide = (
-            State::Hidden {
-                not_before: Some(now + self.timings.pause),
-            },
-            Some(Action::Withdraw),
-        );
+        let hide = (State::Hidden { not_before: Some(now + self.timings.pause) }, Some(Action::Withdraw));
         let stay = (self.state, None);
         match (self.state, event) {
             (State::Hidden { not_before }, Event::Wanted | Event::Tick) => match not_before {
@@ -273,26 +268,17 @@ impl Registration {
             (State::Asking { .. } | State::Publishing { .. }, Event::Accepted) if self.shown => {
                 (State::Registered, None)
             }
-            (State::Asking { .. } | State::Publishing { .. }, Event::Refused) if self.shown => (
-                State::Refused {
-                    until: now + self.timings.refusal_wait,
-                },
-                None,
-            ),
-            (State::Asking { .. } | State::Publishing { .. }, Event::GetInfo) if self.shown => (
-                State::Answered {
-                    until: now + self.timings.notify_wait,
-                },
-                None,
-            ),
+            (State::Asking { .. } | State::Publishing { .. }, Event::Refused) if self.shown => {
+                (State::Refused { until: now + self.timings.refusal_wait }, None)
+            }
+            (State::Asking { .. } | State::Publishing { .. }, Event::GetInfo) if self.shown => {
+                (State::Answered { until: now + self.timings.notify_wait }, None)
+            }
 
             (State::Asking { .. }, Event::DriverAnswered) => self.publish(),
-            (State::Asking { .. }, Event::DriverFailed) => (
-                State::Asking {
-                    at: Some(now + self.driver_pauses.pause()),
-                },
-                None,
-            ),
+            (State::Asking { .. }, Event::DriverFailed) => {
+                (State::Asking { at: Some(now + self.driver_pauses.pause()) }, None)
+            }
             (State::Asking { at }, Event::Tick) => match at {
                 Some(at) if at <= now => ask,
                 _ => stay,
@@ -310,12 +296,9 @@ impl Registration {
             ) => stay,
 
             (State::Publishing { .. }, Event::Published) => self.shown(now),
-            (State::Publishing { .. }, Event::PublishFailed) => (
-                State::Publishing {
-                    at: Some(now + self.publish_pauses.pause()),
-                },
-                None,
-            ),
+            (State::Publishing { .. }, Event::PublishFailed) => {
+                (State::Publishing { at: Some(now + self.publish_pauses.pause()) }, None)
+            }
             (State::Publishing { .. }, Event::Path(Held)) => (State::StandingBy, None),
             (State::Publishing { at }, Event::Tick) => match at {
                 Some(at) if at <= now => ask,
@@ -344,25 +327,14 @@ impl Registration {
             (
                 State::Shown { .. } | State::Answered { .. } | State::Refused { .. } | State::Registered,
                 Event::Refused,
-            ) => (
-                State::Refused {
-                    until: now + self.timings.refusal_wait,
-                },
-                None,
-            ),
-            (State::Shown { .. } | State::Answered { .. }, Event::GetInfo) => (
-                State::Answered {
-                    until: now + self.timings.notify_wait,
-                },
-                None,
-            ),
+            ) => (State::Refused { until: now + self.timings.refusal_wait }, None),
+            (State::Shown { .. } | State::Answered { .. }, Event::GetInfo) => {
+                (State::Answered { until: now + self.timings.notify_wait }, None)
+            }
             // The kubelet's own retry, or a kubelet that started again: what it had, it has until it says otherwise.
-            (State::Refused { .. }, Event::GetInfo) => (
-                State::Refused {
-                    until: now + self.timings.refusal_wait,
-                },
-                None,
-            ),
+            (State::Refused { .. }, Event::GetInfo) => {
+                (State::Refused { until: now + self.timings.refusal_wait }, None)
+            }
             (State::Registered, Event::GetInfo) => stay,
             (State::Shown { until } | State::Answered { until } | State::Refused { until }, Event::Tick)
                 if until <= now =>
@@ -399,37 +371,21 @@ impl Registration {
     }
 
     fn publish(&self) -> (State, Option<Action>) {
-        let rival = if self.had_the_path {
-            Rival::Yield
-        } else {
-            Rival::Displace
-        };
+        let rival = if self.had_the_path { Rival::Yield } else { Rival::Displace };
         (State::Publishing { at: None }, Some(Action::Publish(rival)))
     }
 
     fn shown(&mut self, now: Instant) -> (State, Option<Action>) {
-        (
-            State::Shown {
-                until: now + self.patience.pause(),
-            },
-            None,
-        )
+        (State::Shown { until: now + self.patience.pause() }, None)
     }
 
     /// The path was lost: at once after a calm time, with growing pauses when someone keeps taking it.
     fn heal(&mut self, now: Instant) -> (State, Option<Action>) {
-        let calm = self
-            .last_publish
-            .is_none_or(|at| now.saturating_duration_since(at) > self.timings.max_wait);
+        let calm = self.last_publish.is_none_or(|at| now.saturating_duration_since(at) > self.timings.max_wait);
         if calm {
             self.heals.reset();
         }
-        (
-            State::Asking {
-                at: Some(now + if calm { Duration::ZERO } else { self.heals.pause() }),
-            },
-            None,
-        )
+        (State::Asking { at: Some(now + if calm { Duration::ZERO } else { self.heals.pause() }) }, None)
     }
 }
 
@@ -462,10 +418,7 @@ mod tests {
         assert_eq!(registration.on(Event::DriverFailed, now), None);
         let retry = registration.deadline().unwrap();
         assert_eq!(registration.on(Event::Tick, retry), Some(Action::AskDriver));
-        assert_eq!(
-            registration.on(Event::DriverAnswered, retry),
-            Some(Action::Publish(Rival::Displace))
-        );
+        assert_eq!(registration.on(Event::DriverAnswered, retry), Some(Action::Publish(Rival::Displace)));
     }
 
     #[test]
@@ -498,11 +451,7 @@ mod tests {
             for &event in events {
                 registration.on(event, now);
             }
-            assert_eq!(
-                registration.on(Event::Unwanted, now),
-                Some(Action::Withdraw),
-                "{events:?}"
-            );
+            assert_eq!(registration.on(Event::Unwanted, now), Some(Action::Withdraw), "{events:?}");
             assert!(matches!(registration.state(), State::Hidden { .. }));
         }
     }
@@ -530,10 +479,7 @@ mod tests {
         registration.on(Event::Wanted, now);
         let mut waits = Vec::new();
         for _ in 0..6 {
-            assert!(matches!(
-                registration.on(Event::DriverAnswered, now),
-                Some(Action::Publish(_))
-            ));
+            assert!(matches!(registration.on(Event::DriverAnswered, now), Some(Action::Publish(_))));
             registration.on(Event::Published, now);
             let until = registration.deadline().unwrap();
             waits.push((until - now).as_secs());
@@ -564,10 +510,7 @@ mod tests {
             registration.on(event, now);
         }
         assert_eq!(registration.on(Event::Tick, now + Duration::from_secs(129)), None);
-        assert_eq!(
-            registration.on(Event::Tick, now + Duration::from_secs(130)),
-            Some(Action::AskDriver)
-        );
+        assert_eq!(registration.on(Event::Tick, now + Duration::from_secs(130)), Some(Action::AskDriver));
     }
 
     #[test]
@@ -630,23 +573,14 @@ mod tests {
         let (mut registration, now) = registered();
         assert_eq!(registration.on(Event::Path(PathState::Held), now), None);
         assert_eq!(registration.state(), State::StandingBy);
-        for event in [
-            Event::Tick,
-            Event::Wanted,
-            Event::GetInfo,
-            Event::Accepted,
-            Event::Path(PathState::Held),
-        ] {
+        for event in [Event::Tick, Event::Wanted, Event::GetInfo, Event::Accepted, Event::Path(PathState::Held)] {
             assert_eq!(registration.on(event, now), None);
             assert_eq!(registration.state(), State::StandingBy);
         }
         registration.on(Event::Path(PathState::Dead), now);
         let at = registration.deadline().unwrap();
         assert_eq!(registration.on(Event::Tick, at), Some(Action::AskDriver));
-        assert_eq!(
-            registration.on(Event::DriverAnswered, at),
-            Some(Action::Publish(Rival::Yield))
-        );
+        assert_eq!(registration.on(Event::DriverAnswered, at), Some(Action::Publish(Rival::Yield)));
     }
 
     #[test]
@@ -654,10 +588,7 @@ mod tests {
         let (mut registration, now) = registration();
         registration.on(Event::Wanted, now);
         assert_eq!(registration.on(Event::Path(PathState::Held), now), None);
-        assert_eq!(
-            registration.on(Event::DriverAnswered, now),
-            Some(Action::Publish(Rival::Displace))
-        );
+        assert_eq!(registration.on(Event::DriverAnswered, now), Some(Action::Publish(Rival::Displace)));
     }
 
     fn any_event() -> impl Strategy<Value = Event> {

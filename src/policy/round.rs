@@ -51,10 +51,8 @@ impl Rounds {
     /// The run was abandoned at its deadline, or an abandoned run still occupies the lane.
     pub fn abandoned(&mut self) -> Outcome {
         self.unanswered = self.unanswered.saturating_add(1);
-        let reason = Reason::new(
-            "NotAnswering",
-            format!("no answer within {:?}, {} in a row", self.timeout, self.unanswered),
-        );
+        let reason =
+            Reason::new("NotAnswering", format!("no answer within {:?}, {} in a row", self.timeout, self.unanswered));
         if self.unanswered < UNANSWERED_IS_FAILURE {
             Outcome::Unknown(reason)
         } else {
@@ -73,10 +71,7 @@ mod tests {
     fn silence_is_unknown_twice_and_a_failure_the_third_time() {
         let mut rounds = Rounds::new(TIMEOUT);
         let said: Vec<_> = (0..3).map(|_| rounds.abandoned()).collect();
-        assert_eq!(
-            said.iter().map(Outcome::name).collect::<Vec<_>>(),
-            ["unknown", "unknown", "failure"]
-        );
+        assert_eq!(said.iter().map(Outcome::name).collect::<Vec<_>>(), ["unknown", "unknown", "failure"]);
         assert!(matches!(&said[2], Outcome::Failure(reason, Severity::Soft) if reason.code == "NotAnswering"));
     }
 
@@ -95,10 +90,7 @@ mod tests {
         let rounds = Rounds::new(TIMEOUT);
         let timing = |late, took| Timing { late, took };
         let above = Duration::from_millis(1);
-        for stopped in [
-            timing(TIMEOUT + above, Duration::ZERO),
-            timing(Duration::ZERO, TIMEOUT * 2 + above),
-        ] {
+        for stopped in [timing(TIMEOUT + above, Duration::ZERO), timing(Duration::ZERO, TIMEOUT * 2 + above)] {
             assert!(matches!(rounds.stopped(stopped), Some(Outcome::Unknown(reason)) if reason.code == "ClockLate"));
         }
         assert_eq!(rounds.stopped(timing(TIMEOUT, TIMEOUT * 2)), None);

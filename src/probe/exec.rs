@@ -74,26 +74,18 @@ pub async fn run(command: &Command, limit: Duration) -> Outcome {
     };
     // Whatever it left running in its session goes with it.
     child.kill();
-    let text = first_line(&said)
-        .or_else(|| first_line(&complained))
-        .unwrap_or_default();
+    let text = first_line(&said).or_else(|| first_line(&complained)).unwrap_or_default();
     match status {
         Ok(Ok(status)) => match status.code() {
             Some(0) => Outcome::Success,
             Some(1) => Outcome::Failure(Reason::new("ExecFailed", text), Severity::Hard),
             Some(code) => Outcome::Unknown(Reason::new("ExecUnknown", format!("{name} exited with {code}: {text}"))),
-            None => Outcome::Unknown(Reason::new(
-                "ExecUnknown",
-                format!("{name} was killed by a signal: {status}"),
-            )),
+            None => Outcome::Unknown(Reason::new("ExecUnknown", format!("{name} was killed by a signal: {status}"))),
         },
         Ok(Err(error)) => Outcome::Unknown(Reason::new("ExecUnknown", format!("cannot wait for {name}: {error}"))),
         Err(_elapsed) => {
             drop(timeout(REAP_GRACE, child.0.wait()).await);
-            Outcome::Unknown(Reason::new(
-                "NotAnswering",
-                format!("{name} did not end within {limit:?} and was killed"),
-            ))
+            Outcome::Unknown(Reason::new("NotAnswering", format!("{name} did not end within {limit:?} and was killed")))
         }
     }
 }
@@ -125,12 +117,7 @@ async fn read(stream: Option<impl AsyncRead + Unpin>, into: &mut Vec<u8>) {
 fn first_line(output: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(output);
     let line = text.lines().map(str::trim).find(|line| !line.is_empty())?;
-    Some(
-        line.chars()
-            .filter(|char| !char.is_control())
-            .take(MAX_REASON_CHARS)
-            .collect(),
-    )
+    Some(line.chars().filter(|char| !char.is_control()).take(MAX_REASON_CHARS).collect())
 }
 
 #[cfg(test)]
@@ -140,42 +127,25 @@ mod tests {
     const LONG: Duration = Duration::from_secs(20);
 
     fn shell(script: &str) -> Command {
-        Command {
-            program: "sh".into(),
-            arguments: vec!["-c".into(), script.into()],
-            environment: Vec::new(),
-        }
+        Command { program: "sh".into(), arguments: vec!["-c".into(), script.into()], environment: Vec::new() }
     }
 
     async fn said(script: &str, limit: Duration) -> (String, String) {
         let outcome = run(&shell(script), limit).await;
-        (
-            outcome.name().to_owned(),
-            outcome.reason().map(ToString::to_string).unwrap_or_default(),
-        )
+        (outcome.name().to_owned(), outcome.reason().map(ToString::to_string).unwrap_or_default())
     }
 
     #[tokio::test]
     async fn exit_codes_are_outcomes_and_the_first_line_is_the_reason() {
         assert_eq!(said("exit 0", LONG).await, ("success".into(), String::new()));
-        assert_eq!(
-            said("echo; echo port 1 down; echo more; exit 1", LONG).await.1,
-            "ExecFailed: port 1 down"
-        );
-        assert_eq!(
-            said("echo oops >&2; exit 7", LONG).await.1,
-            "ExecUnknown: sh exited with 7: oops"
-        );
+        assert_eq!(said("echo; echo port 1 down; echo more; exit 1", LONG).await.1, "ExecFailed: port 1 down");
+        assert_eq!(said("echo oops >&2; exit 7", LONG).await.1, "ExecUnknown: sh exited with 7: oops");
         assert_eq!(said("kill -9 $$", LONG).await.0, "unknown");
     }
 
     #[tokio::test]
     async fn a_missing_program_is_unknown_and_named() {
-        let command = Command {
-            program: "/no/such/program".into(),
-            arguments: Vec::new(),
-            environment: Vec::new(),
-        };
+        let command = Command { program: "/no/such/program".into(), arguments: Vec::new(), environment: Vec::new() };
         let outcome = run(&command, LONG).await;
         assert!(outcome.reason().unwrap().message.contains("/no/such/program"));
     }

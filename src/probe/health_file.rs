@@ -70,17 +70,13 @@ impl Probe for HealthFile {
 fn read(path: &Path) -> Seen {
     match look(path) {
         Ok(seen) => seen,
-        Err(Errno::NOENT | Errno::NOTDIR) => Seen::Absent(Reason::new(
-            "HealthFileMissing",
-            format!("{} does not exist", path.display()),
-        )),
+        Err(Errno::NOENT | Errno::NOTDIR) => {
+            Seen::Absent(Reason::new("HealthFileMissing", format!("{} does not exist", path.display())))
+        }
         Err(error) => {
             let error = io::Error::from(error);
             Seen::Unusable(
-                Reason::new(
-                    "HealthFileUnreadable",
-                    format!("cannot read {}: {error}", path.display()),
-                ),
+                Reason::new("HealthFileUnreadable", format!("cannot read {}: {error}", path.display())),
                 None,
             )
         }
@@ -88,17 +84,9 @@ fn read(path: &Path) -> Seen {
 }
 
 fn look(path: &Path) -> Result<Seen, Errno> {
-    let folder = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().ok_or(Errno::ISDIR)?;
-    let folder = openat(
-        CWD,
-        folder,
-        OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?;
+    let folder = openat(CWD, folder, OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     // Some devices act on being opened, so the kind is looked at first, and again once it is open.
     let stat = statat(&folder, name, AtFlags::empty())?;
     if let Some(unusable) = refuse_kind(path, &stat) {
@@ -114,10 +102,7 @@ fn look(path: &Path) -> Result<Seen, Errno> {
     if let Err(error) = read {
         return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
     }
-    let write = Write {
-        id: write_id(&stat),
-        age_by_clock: age_by_clock(&stat),
-    };
+    let write = Write { id: write_id(&stat), age_by_clock: age_by_clock(&stat) };
     Ok(match parse(&text) {
         Some((word, detail)) => Seen::Text { word, detail, write },
         None => Seen::Unusable(unusable(path, &text), Some(write)),
@@ -127,16 +112,10 @@ fn look(path: &Path) -> Result<Seen, Errno> {
 /// Why the text says nothing. Only our own word is recognised; whatever else it is, it may be a secret.
 fn unusable(path: &Path, text: &[u8]) -> Reason {
     if text.starts_with(UNKNOWN.as_bytes()) {
-        let message = format!(
-            "the writer of {} says that it knows nothing; see its log",
-            path.display()
-        );
+        let message = format!("the writer of {} says that it knows nothing; see its log", path.display());
         return Reason::new("HealthFileUnknown", message);
     }
-    Reason::new(
-        "HealthFileGarbage",
-        format!("{} begins with neither OK nor ERROR", path.display()),
-    )
+    Reason::new("HealthFileGarbage", format!("{} begins with neither OK nor ERROR", path.display()))
 }
 
 fn refuse_kind(path: &Path, stat: &Stat) -> Option<Seen> {
@@ -177,10 +156,8 @@ fn age_by_clock(stat: &Stat) -> Duration {
 /// The first word, if it is OK or ERROR, and what follows it, made fit for a log line.
 pub fn parse(text: &[u8]) -> Option<(Word, String)> {
     let text = text.trim_ascii_start();
-    let length = text
-        .iter()
-        .take_while(|byte| byte.is_ascii_alphanumeric() || **byte == b'_' || !byte.is_ascii())
-        .count();
+    let length =
+        text.iter().take_while(|byte| byte.is_ascii_alphanumeric() || **byte == b'_' || !byte.is_ascii()).count();
     let (word, rest) = text.split_at(length);
     let word = match word {
         b"OK" => Word::Ok,
@@ -230,19 +207,7 @@ mod tests {
             text_of(b"  ERROR: mlx5_0 port 1\tis DOWN\nsince noon\n").unwrap().1,
             "mlx5_0 port 1 is DOWN since noon"
         );
-        for garbage in [
-            "",
-            "ERR",
-            "OKAY",
-            "ok",
-            "OK_",
-            "error",
-            "ERRORS",
-            "\u{feff}OK",
-            "0K",
-            "NOT OK",
-            "OKÄ",
-        ] {
+        for garbage in ["", "ERR", "OKAY", "ok", "OK_", "error", "ERRORS", "\u{feff}OK", "0K", "NOT OK", "OKÄ"] {
             assert_eq!(text_of(garbage.as_bytes()), None, "{garbage:?}");
         }
     }
@@ -286,12 +251,7 @@ mod tests {
         file.set_len(1 << 40).unwrap();
         assert_eq!(code(&read(&path)), "HealthFileGarbage");
         fs::write(&path, "ERROR ").unwrap();
-        fs::OpenOptions::new()
-            .write(true)
-            .open(&path)
-            .unwrap()
-            .set_len(1 << 40)
-            .unwrap();
+        fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
         assert_eq!(code(&read(&path)), "ERROR");
     }
 

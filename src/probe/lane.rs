@@ -28,11 +28,7 @@ pub struct Lane {
 impl Lane {
     /// A lane for `name`; its thread starts with the first job.
     pub fn new(name: impl Into<String>) -> Self {
-        Self {
-            name: name.into(),
-            jobs: None,
-            free: Arc::new(Semaphore::new(1)),
-        }
+        Self { name: name.into(), jobs: None, free: Arc::new(Semaphore::new(1)) }
     }
 
     /// Runs `job` on the lane.
@@ -45,10 +41,7 @@ impl Lane {
         job: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Abandoned> {
         let whole = async {
-            let permit = Arc::clone(&self.free)
-                .acquire_owned()
-                .await
-                .map_err(|_closed| Abandoned)?;
+            let permit = Arc::clone(&self.free).acquire_owned().await.map_err(|_closed| Abandoned)?;
             let (answer, answered) = oneshot::channel();
             let job: Job = Box::new(move || {
                 let value = job();
@@ -73,20 +66,13 @@ impl Lane {
             None => job,
         };
         let (jobs, received) = channel::<Job>();
-        let thread = thread::Builder::new()
-            .name(self.name.clone())
-            .stack_size(STACK_BYTES)
-            .spawn(move || {
-                for job in received {
-                    job();
-                }
-            });
+        let thread = thread::Builder::new().name(self.name.clone()).stack_size(STACK_BYTES).spawn(move || {
+            for job in received {
+                job();
+            }
+        });
         if let Err(error) = thread {
-            warn!(
-                error = &error as &dyn std::error::Error,
-                part = self.name,
-                "cannot start a probe's thread"
-            );
+            warn!(error = &error as &dyn std::error::Error, part = self.name, "cannot start a probe's thread");
             return Err(Abandoned);
         }
         let sent = jobs.send(job);
@@ -109,10 +95,7 @@ mod tests {
         let runs = Arc::new(AtomicU32::new(0));
         for _ in 0..3 {
             let runs = Arc::clone(&runs);
-            assert_eq!(
-                lane.run(short, move || runs.fetch_add(1, Ordering::SeqCst)).await,
-                Err(Abandoned)
-            );
+            assert_eq!(lane.run(short, move || runs.fetch_add(1, Ordering::SeqCst)).await, Err(Abandoned));
         }
         assert_eq!(runs.load(Ordering::SeqCst), 0, "at most one outstanding");
         release.send(()).unwrap();
@@ -123,11 +106,7 @@ mod tests {
     async fn a_panicking_job_costs_one_answer_not_the_lane() {
         let mut lane = Lane::new("test");
         let long = Duration::from_secs(10);
-        assert_eq!(
-            lane.run(long, || assert!(std::hint::black_box(false), "on purpose"))
-                .await,
-            Err(Abandoned)
-        );
+        assert_eq!(lane.run(long, || assert!(std::hint::black_box(false), "on purpose")).await, Err(Abandoned));
         // The dead thread's channel may close a moment later.
         let mut answer = Err(Abandoned);
         for _ in 0..100 {

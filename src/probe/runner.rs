@@ -70,10 +70,7 @@ pub async fn run_rounds<P: Probe>(
         let ended = Instant::now();
         next = started + schedule.period;
         events_from = ended + EVENT_GAP;
-        let stopped = rounds.stopped(Timing {
-            late,
-            took: ended - started,
-        });
+        let stopped = rounds.stopped(Timing { late, took: ended - started });
         let outcome = match (stopped, seen) {
             (Some(stopped), _) => {
                 // It says nothing, so it is not judged; the next one follows at once.
@@ -97,15 +94,7 @@ pub async fn run_rounds<P: Probe>(
                 Outcome::Success | Outcome::Warning(_) | Outcome::Failure(_, Severity::Soft) => hard_failures = 0,
                 Outcome::Unknown(_) => {}
             }
-            if reports
-                .send(Report {
-                    probe: number,
-                    outcome,
-                    at: ended,
-                })
-                .await
-                .is_err()
-            {
+            if reports.send(Report { probe: number, outcome, at: ended }).await.is_err() {
                 return;
             }
         }
@@ -169,30 +158,14 @@ mod tests {
         fn start(says: Outcome, takes: Duration, failure_threshold: u32) -> Self {
             let (runs, event, stop) = (Arc::default(), Arc::new(Notify::new()), CancellationToken::new());
             let (sender, reports) = mpsc::channel(1000);
-            let probe = Script {
-                runs: Arc::clone(&runs),
-                says,
-                event: Arc::clone(&event),
-                takes,
-            };
+            let probe = Script { runs: Arc::clone(&runs), says, event: Arc::clone(&event), takes };
             #[expect(clippy::disallowed_methods, reason = "a test's own task")]
             tokio::spawn(run_rounds(0, probe, schedule(failure_threshold), sender, stop.clone()));
-            Self {
-                runs,
-                event,
-                stop,
-                reports,
-                start: Instant::now(),
-            }
+            Self { runs, event, stop, reports, start: Instant::now() }
         }
 
         fn seconds(&self) -> Vec<u64> {
-            self.runs
-                .lock()
-                .unwrap()
-                .iter()
-                .map(|at| (*at - self.start).as_secs())
-                .collect()
+            self.runs.lock().unwrap().iter().map(|at| (*at - self.start).as_secs()).collect()
         }
     }
 
@@ -209,11 +182,7 @@ mod tests {
         let failure = Outcome::Failure(Reason::new("PortDown", ""), Severity::Hard);
         let bed = Bed::start(failure, Duration::ZERO, 2);
         tokio::time::sleep(Duration::from_secs(62)).await;
-        assert_eq!(
-            bed.seconds(),
-            [0, 1, 31, 61],
-            "and the decided failure returns to the period"
-        );
+        assert_eq!(bed.seconds(), [0, 1, 31, 61], "and the decided failure returns to the period");
         bed.stop.cancel();
     }
 

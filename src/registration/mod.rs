@@ -185,10 +185,7 @@ impl RegistrationPart {
             KubeletCall::Accepted => {
                 self.trouble = None;
                 if self.refusal_quiet.end() {
-                    info!(
-                        driver.name = self.settings.driver_name,
-                        "the kubelet accepts the driver again"
-                    );
+                    info!(driver.name = self.settings.driver_name, "the kubelet accepts the driver again");
                 }
                 Event::Accepted
             }
@@ -216,16 +213,12 @@ impl RegistrationPart {
     fn answered(&mut self, answer: Result<NodeGetInfoResponse, CallError>) -> Event {
         self.asking = None;
         match answer {
-            Ok(info) if info.node_id.is_empty() => self.driver_trouble(
-                "the driver's NodeGetInfo gives an empty node ID, which the kubelet refuses",
-                None,
-            ),
+            Ok(info) if info.node_id.is_empty() => {
+                self.driver_trouble("the driver's NodeGetInfo gives an empty node ID, which the kubelet refuses", None)
+            }
             Ok(info) => {
                 if self.driver_quiet.end() {
-                    info!(
-                        driver.name = self.settings.driver_name,
-                        "the driver answers NodeGetInfo again"
-                    );
+                    info!(driver.name = self.settings.driver_name, "the driver answers NodeGetInfo again");
                 }
                 if let Some(before) = &self.last_info
                     && *before != info
@@ -301,10 +294,7 @@ impl RegistrationPart {
             Err(error) => {
                 let text = chain(&error);
                 if self.publish_quiet.begin_or_repeat(&text, Instant::now()) {
-                    error!(
-                        error = &error as &dyn Error,
-                        "cannot show the registration socket; trying again"
-                    );
+                    error!(error = &error as &dyn Error, "cannot show the registration socket; trying again");
                 }
                 self.trouble = Some(text);
                 self.lost = true;
@@ -368,12 +358,7 @@ impl RegistrationPart {
 
     fn publish_status(&self) {
         let status = Status {
-            phase: Phase::of(
-                self.policy.state(),
-                self.policy.wanted(),
-                self.trouble.is_some(),
-                self.lost,
-            ),
+            phase: Phase::of(self.policy.state(), self.policy.wanted(), self.trouble.is_some(), self.lost),
             since: self.policy.since(),
             confirmed: self.policy.confirmed(),
             driver_name: Some(self.settings.driver_name.clone()),

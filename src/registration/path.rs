@@ -30,13 +30,7 @@ pub(super) struct PathLooks {
 
 impl PathLooks {
     pub(super) fn new(socket: SocketPath, driver_name: String) -> Self {
-        Self {
-            socket,
-            driver_name,
-            silent_looks: 0,
-            trouble: Quiet::default(),
-            stranger: Quiet::default(),
-        }
+        Self { socket, driver_name, silent_looks: 0, trouble: Quiet::default(), stranger: Quiet::default() }
     }
 
     /// What is there, if `ours` is our socket. `None` while it cannot be told.
@@ -48,10 +42,7 @@ impl PathLooks {
             Ok(found) => found,
             Err(error) => {
                 if self.trouble.begin_or_repeat(&error.to_string(), Instant::now()) {
-                    warn!(
-                        error = &error as &dyn std::error::Error,
-                        "cannot look at the registration socket"
-                    );
+                    warn!(error = &error as &dyn std::error::Error, "cannot look at the registration socket");
                 }
                 return Ok(None);
             }
@@ -59,10 +50,7 @@ impl PathLooks {
         self.trouble.end();
         match found {
             Found::Nothing => Ok(Some(PathState::Gone)),
-            Found::NotASocket => Err(PublishError::NotASocket {
-                path: self.socket.path().to_owned(),
-            }
-            .into()),
+            Found::NotASocket => Err(PublishError::NotASocket { path: self.socket.path().to_owned() }.into()),
             Found::Socket(id) if Some(id) == ours => {
                 self.silent_looks = 0;
                 Ok(Some(PathState::Ours))
@@ -73,11 +61,7 @@ impl PathLooks {
 
     async fn rivals_state(&mut self) -> Option<PathState> {
         let rival = self.rival().await;
-        self.silent_looks = if matches!(rival, Rival::Silent) {
-            self.silent_looks + 1
-        } else {
-            0
-        };
+        self.silent_looks = if matches!(rival, Rival::Silent) { self.silent_looks + 1 } else { 0 };
         match rival {
             Rival::Answers(name) if name != self.driver_name => {
                 if self.stranger.begin_or_repeat(&name, Instant::now()) {
@@ -102,10 +86,7 @@ impl PathLooks {
             match check::plugin_name(socket.path(), RIVAL_DEADLINE).await {
                 Ok(name) => Rival::Answers(name),
                 Err(CallError::Connect { source, .. }) => {
-                    let dead = matches!(
-                        source.kind(),
-                        io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
-                    );
+                    let dead = matches!(source.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound);
                     if dead { Rival::Dead } else { Rival::Unknown }
                 }
                 Err(CallError::Deadline { .. } | CallError::Status { .. }) => Rival::Silent,

@@ -49,13 +49,7 @@ impl KubeletService {
 
     /// Serves every connection on `listener` until `stop`; the listener is closed then.
     pub fn serve(self, listener: UnixListener, parts: &Parts, stop: CancellationToken) {
-        serve(
-            "registration server",
-            listener,
-            RegistrationServer::new(self),
-            parts,
-            stop,
-        );
+        serve("registration server", listener, RegistrationServer::new(self), parts, stop);
     }
 
     async fn report(&self, call: KubeletCall) {
@@ -89,11 +83,7 @@ impl Registration for KubeletService {
             error = status.error,
             "Received NotifyRegistrationStatus call"
         );
-        let call = if status.plugin_registered {
-            KubeletCall::Accepted
-        } else {
-            KubeletCall::Refused(status.error)
-        };
+        let call = if status.plugin_registered { KubeletCall::Accepted } else { KubeletCall::Refused(status.error) };
         self.report(call).await;
         Ok(Response::new(RegistrationStatusResponse {}))
     }

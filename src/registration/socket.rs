@@ -89,18 +89,13 @@ impl SocketPath {
             || driver_name.starts_with('.')
             || driver_name.chars().any(|char| char == '/' || char.is_control());
         if unfit {
-            return Err(NameError::Unfit {
-                name: driver_name.to_owned(),
-            });
+            return Err(NameError::Unfit { name: driver_name.to_owned() });
         }
         let path = folder.join(format!("{driver_name}-reg.sock"));
         if path.as_os_str().len() > MAX_SOCKET_PATH_BYTES {
             return Err(NameError::TooLong { path });
         }
-        Ok(Self {
-            folder: folder.to_owned(),
-            path,
-        })
+        Ok(Self { folder: folder.to_owned(), path })
     }
 
     /// The path itself.
@@ -119,10 +114,9 @@ impl SocketPath {
     /// When the folder cannot be searched.
     pub fn found(&self) -> io::Result<Found> {
         match statat(CWD, &self.path, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Socket => Ok(Found::Socket(FileId {
-                device: stat.st_dev,
-                inode: stat.st_ino,
-            })),
+            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Socket => {
+                Ok(Found::Socket(FileId { device: stat.st_dev, inode: stat.st_ino }))
+            }
             Ok(_) => Ok(Found::NotASocket),
             Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => Ok(Found::Nothing),
             Err(error) => Err(error.into()),
@@ -139,9 +133,7 @@ impl SocketPath {
     pub fn publish(&self) -> Result<(UnixListener, FileId), PublishError> {
         let before = self.found().map_err(|source| self.os("look at", source))?;
         if before == Found::NotASocket {
-            return Err(PublishError::NotASocket {
-                path: self.path.clone(),
-            });
+            return Err(PublishError::NotASocket { path: self.path.clone() });
         }
         let hidden = self.hidden_path();
         let (listener, id) = listen(&hidden).map_err(|source| PublishError::Os {
@@ -198,11 +190,7 @@ impl SocketPath {
     }
 
     fn os(&self, step: &'static str, source: io::Error) -> PublishError {
-        PublishError::Os {
-            step,
-            path: self.path.clone(),
-            source,
-        }
+        PublishError::Os { step, path: self.path.clone(), source }
     }
 }
 
@@ -216,13 +204,7 @@ fn listen(path: &Path) -> io::Result<(UnixListener, FileId)> {
         rustix::net::listen(&socket, BACKLOG)?;
         let stat = statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)?;
         let listener = UnixListener::from_std(std::os::unix::net::UnixListener::from(socket.try_clone()?))?;
-        Ok((
-            listener,
-            FileId {
-                device: stat.st_dev,
-                inode: stat.st_ino,
-            },
-        ))
+        Ok((listener, FileId { device: stat.st_dev, inode: stat.st_ino }))
     };
     shown().inspect_err(|_| remove(path))
 }
@@ -242,10 +224,7 @@ mod tests {
     }
 
     fn names(folder: &Path) -> Vec<String> {
-        fs::read_dir(folder)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect()
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
 
     #[tokio::test]
@@ -283,11 +262,7 @@ mod tests {
         fs::remove_dir(socket.path()).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", socket.path()).unwrap();
         assert!(matches!(socket.publish(), Err(PublishError::NotASocket { .. })));
-        assert_eq!(
-            names(folder.path()),
-            ["x.example.com-reg.sock"],
-            "nothing of ours is left behind"
-        );
+        assert_eq!(names(folder.path()), ["x.example.com-reg.sock"], "nothing of ours is left behind");
     }
 
     #[tokio::test]
@@ -299,19 +274,14 @@ mod tests {
         let (_listener, id) = longest.publish().unwrap();
         tokio::net::UnixStream::connect(longest.path()).await.unwrap();
         assert!(longest.withdraw(id).unwrap());
-        let error = SocketPath::new(folder.path(), &name_bytes(108))
-            .unwrap_err()
-            .to_string();
+        let error = SocketPath::new(folder.path(), &name_bytes(108)).unwrap_err().to_string();
         assert!(error.contains("108 bytes") && error.contains("107"), "{error}");
     }
 
     #[test]
     fn names_that_would_leave_the_folder_or_hide_are_refused() {
         for name in ["", "../evil", "a/b", ".hidden", "a\0b", "a\nb"] {
-            assert!(
-                matches!(SocketPath::new(Path::new("/r"), name), Err(NameError::Unfit { .. })),
-                "{name:?}"
-            );
+            assert!(matches!(SocketPath::new(Path::new("/r"), name), Err(NameError::Unfit { .. })), "{name:?}");
         }
     }
 }

@@ -93,13 +93,7 @@ mod tests {
 
     #[test]
     fn a_socket_that_cannot_be_shown_stays_lost_while_the_driver_is_asked_again() {
-        assert_eq!(
-            Phase::of(State::Asking { at: None }, Some(true), true, true),
-            Phase::Lost
-        );
-        assert_eq!(
-            Phase::of(State::Asking { at: None }, Some(true), true, false),
-            Phase::WaitingForDriver
-        );
+        assert_eq!(Phase::of(State::Asking { at: None }, Some(true), true, true), Phase::Lost);
+        assert_eq!(Phase::of(State::Asking { at: None }, Some(true), true, false), Phase::WaitingForDriver);
     }
 }

@@ -37,10 +37,9 @@ impl RegistrationPart {
         }
         let path = self.settings.socket.path().display();
         match after {
-            State::Registered => info!(
-                driver.name = self.settings.driver_name,
-                "the kubelet has registered the driver"
-            ),
+            State::Registered => {
+                info!(driver.name = self.settings.driver_name, "the kubelet has registered the driver")
+            }
             State::StandingBy => info!(
                 socket.path = %path,
                 "another agent serves our registration socket's path; standing by until it stops answering"

@@ -48,10 +48,7 @@ impl Bed {
         for name in ["reg", "drv", "health", "state"] {
             fs::create_dir(folder.path().join(name)).unwrap();
         }
-        Self {
-            folder,
-            stop: CancellationToken::new(),
-        }
+        Self { folder, stop: CancellationToken::new() }
     }
 
     pub fn at(&self, name: &str) -> PathBuf {
@@ -82,10 +79,7 @@ impl Bed {
 
     /// A quick kubelet.
     pub fn kubelet(&self) -> Kubelet {
-        self.kubelet_with(KubeletOptions {
-            pass: Duration::from_millis(100),
-            ..KubeletOptions::default()
-        })
+        self.kubelet_with(KubeletOptions { pass: Duration::from_millis(100), ..KubeletOptions::default() })
     }
 
     pub fn kubelet_with(&self, options: KubeletOptions) -> Kubelet {
@@ -93,10 +87,7 @@ impl Bed {
         let stop = self.stop.child_token();
         #[expect(clippy::disallowed_methods, reason = "ends with the bed")]
         tokio::spawn(kubelet::run(self.at("reg"), options, sender, stop.clone()));
-        Kubelet {
-            events,
-            _stop: stop.drop_guard(),
-        }
+        Kubelet { events, _stop: stop.drop_guard() }
     }
 
     /// The program with the flags that every run needs, and these.
@@ -104,10 +95,7 @@ impl Bed {
         let mut command = Command::new(env!("CARGO_BIN_EXE_csi-warden"));
         command
             .arg(format!("--csi-address={}", self.driver_socket().display()))
-            .arg(format!(
-                "--kubelet-registration-path={}",
-                self.driver_socket().display()
-            ))
+            .arg(format!("--kubelet-registration-path={}", self.driver_socket().display()))
             .arg(format!("--plugin-registration-path={}", self.at("reg").display()))
             .args(flags);
         command
@@ -128,9 +116,7 @@ impl Bed {
     }
 
     pub fn inode(&self) -> Option<u64> {
-        fs::symlink_metadata(self.registration_socket())
-            .ok()
-            .map(|metadata| metadata.ino())
+        fs::symlink_metadata(self.registration_socket()).ok().map(|metadata| metadata.ino())
     }
 
     pub fn shown(&self) -> bool {
@@ -150,10 +136,8 @@ impl Drop for Bed {
 }
 
 pub fn names(folder: &Path) -> Vec<String> {
-    let mut names: Vec<String> = fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
+    let mut names: Vec<String> =
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
 }
@@ -165,26 +149,17 @@ pub struct Kubelet {
 
 impl Kubelet {
     pub async fn next(&mut self) -> KubeletEvent {
-        timeout(PATIENCE, self.events.recv())
-            .await
-            .expect("the kubelet did nothing")
-            .unwrap()
+        timeout(PATIENCE, self.events.recv()).await.expect("the kubelet did nothing").unwrap()
     }
 
     pub async fn registered(&mut self) {
         let event = self.next().await;
-        assert!(
-            matches!(&event, KubeletEvent::Registered { driver, .. } if driver == DRIVER),
-            "{event:?}"
-        );
+        assert!(matches!(&event, KubeletEvent::Registered { driver, .. } if driver == DRIVER), "{event:?}");
     }
 
     pub async fn deregistered(&mut self) {
         let event = self.next().await;
-        assert!(
-            matches!(&event, KubeletEvent::Deregistered { driver } if driver == DRIVER),
-            "{event:?}"
-        );
+        assert!(matches!(&event, KubeletEvent::Deregistered { driver } if driver == DRIVER), "{event:?}");
     }
 
     /// What it has done and nobody has looked at.
@@ -202,12 +177,7 @@ pub struct Agent {
 impl Agent {
     pub fn start(mut command: Command, log: PathBuf) -> Self {
         let file = File::options().create(true).append(true).open(&log).unwrap();
-        let child = command
-            .stdin(Stdio::null())
-            .stderr(file)
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
+        let child = command.stdin(Stdio::null()).stderr(file).stdout(Stdio::null()).spawn().unwrap();
         Self { child, log, port: None }
     }
 
@@ -246,10 +216,8 @@ impl Agent {
     }
 
     pub async fn logs(&self, words: &str) {
-        eventually(&format!("a log line with {words:?}; the log:\n{}", self.log()), || {
-            self.log().contains(words)
-        })
-        .await;
+        eventually(&format!("a log line with {words:?}; the log:\n{}", self.log()), || self.log().contains(words))
+            .await;
     }
 }
 
@@ -290,9 +258,7 @@ pub fn free_port() -> u16 {
 pub fn get(address: &str, path: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream
-        .write_all(format!("GET {path} HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n").as_bytes())
-        .ok()?;
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n").as_bytes()).ok()?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).ok()?;
     let status = answer.split(' ').nth(1)?.parse().ok()?;

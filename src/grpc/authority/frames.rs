@@ -40,11 +40,7 @@ enum Place {
 impl AuthorityRewriter {
     /// A rewriter for a new connection.
     pub fn new(rewrite: Rewrite) -> Self {
-        Self {
-            headers: HeaderBlocks::new(rewrite),
-            place: Place::Preface { seen: 0 },
-            held: Vec::new(),
-        }
+        Self { headers: HeaderBlocks::new(rewrite), place: Place::Preface { seen: 0 }, held: Vec::new() }
     }
 
     /// How many of the first bytes of `input` go on as they are. They count as seen.
@@ -57,11 +53,7 @@ impl AuthorityRewriter {
             match self.place {
                 Place::Preface { seen } => {
                     let expected = &PREFACE[seen..];
-                    let same = rest
-                        .iter()
-                        .zip(expected)
-                        .take_while(|(is, should)| is == should)
-                        .count();
+                    let same = rest.iter().zip(expected).take_while(|(is, should)| is == should).count();
                     passed += same;
                     self.place = if same == expected.len() {
                         Place::FrameHeader
@@ -80,11 +72,7 @@ impl AuthorityRewriter {
                 Place::Payload { left } => {
                     let here = left.min(rest.len());
                     passed += here;
-                    self.place = if here == left {
-                        Place::FrameHeader
-                    } else {
-                        Place::Payload { left: left - here }
-                    };
+                    self.place = if here == left { Place::FrameHeader } else { Place::Payload { left: left - here } };
                 }
                 Place::Block { .. } | Place::ContinuationHeader { .. } => break,
                 Place::Unchanged => passed = input.len(),
@@ -148,11 +136,7 @@ impl AuthorityRewriter {
 
     fn enter_block(&mut self, frame: usize, length: usize, output: &mut BytesMut) -> Place {
         let end = frame + FrameHeader::LENGTH + length;
-        if end + FrameHeader::LENGTH > MAX_HELD_BYTES {
-            self.give_up(output)
-        } else {
-            Place::Block { frame, end }
-        }
+        if end + FrameHeader::LENGTH > MAX_HELD_BYTES { self.give_up(output) } else { Place::Block { frame, end } }
     }
 
     /// Sends the header block whose frames are held.
@@ -219,21 +203,14 @@ impl FrameHeader {
             return None;
         };
         let length = u32::from_be_bytes([0, high, middle, low]) as usize;
-        Some(Self {
-            length,
-            kind,
-            flags,
-            stream: [a, b, c, d],
-        })
+        Some(Self { length, kind, flags, stream: [a, b, c, d] })
     }
 
     /// Where a frame with nothing to rewrite leads; `more` bytes of it stand before its payload.
     fn after_opaque(self, more: usize) -> Place {
         match self.kind {
             CONTINUATION => Place::Unchanged, // of nothing: an error, and a header block that we would miss
-            _ => Place::Payload {
-                left: more + self.length,
-            },
+            _ => Place::Payload { left: more + self.length },
         }
     }
 
@@ -272,11 +249,7 @@ impl HeaderBlock {
             fields.extend_from_slice(payload);
             frames = rest;
         }
-        Some(Self {
-            first,
-            priority,
-            fields,
-        })
+        Some(Self { first, priority, fields })
     }
 
     /// Appends the block in as few frames as possible, without padding: it would hide nothing on a local socket.
@@ -287,12 +260,7 @@ impl HeaderBlock {
         FrameHeader { flags, ..self.first }.put(&[&self.priority, here], output);
         while !more.is_empty() {
             let (here, rest) = more.split_at(more.len().min(MAX_FRAME_BYTES));
-            FrameHeader {
-                kind: CONTINUATION,
-                flags: end_headers(rest),
-                ..self.first
-            }
-            .put(&[here], output);
+            FrameHeader { kind: CONTINUATION, flags: end_headers(rest), ..self.first }.put(&[here], output);
             more = rest;
         }
     }
@@ -323,31 +291,14 @@ mod tests {
         let fragments = prop::collection::vec(any::<prop::sample::Index>(), 0..4);
         let next = prop::collection::vec(any::<u8>(), 0..300);
         let next_kind = prop::sample::select(vec![0_u8, 2, 3, 4, 6, 8, 77]);
-        (
-            any::<Option<u8>>(),
-            any::<Option<[u8; PRIORITY_BYTES]>>(),
-            fragments,
-            next,
-            next_kind,
+        (any::<Option<u8>>(), any::<Option<[u8; PRIORITY_BYTES]>>(), fragments, next, next_kind).prop_map(
+            |(padding, priority, fragments, next, next_kind)| Cut { padding, priority, fragments, next, next_kind },
         )
-            .prop_map(|(padding, priority, fragments, next, next_kind)| Cut {
-                padding,
-                priority,
-                fragments,
-                next,
-                next_kind,
-            })
     }
 
     fn frame(kind: u8, flags: u8, payload: &[&[u8]]) -> Vec<u8> {
         let mut bytes = BytesMut::new();
-        FrameHeader {
-            length: 0,
-            kind,
-            flags,
-            stream: [0, 0, 0, 1],
-        }
-        .put(payload, &mut bytes);
+        FrameHeader { length: 0, kind, flags, stream: [0, 0, 0, 1] }.put(payload, &mut bytes);
         bytes.to_vec()
     }
 
@@ -364,17 +315,10 @@ mod tests {
                 let end_headers = if n == last { END_HEADERS } else { 0 };
                 if n == 0 {
                     let flags = self.padding.map_or(0, |_| PADDED) | self.priority.map_or(0, |_| PRIORITY);
-                    let padding = self
-                        .padding
-                        .map(|length| vec![0; usize::from(length)])
-                        .unwrap_or_default();
+                    let padding = self.padding.map(|length| vec![0; usize::from(length)]).unwrap_or_default();
                     let length: &[u8] = self.padding.as_slice();
                     let priority: &[u8] = self.priority.as_ref().map_or(&[], |bytes| bytes);
-                    bytes.extend(frame(
-                        HEADERS,
-                        flags | end_headers | 1,
-                        &[length, priority, &block[..end], &padding],
-                    ));
+                    bytes.extend(frame(HEADERS, flags | end_headers | 1, &[length, priority, &block[..end], &padding]));
                 } else {
                     bytes.extend(frame(CONTINUATION, end_headers, &[&block[start..end]]));
                 }
@@ -444,18 +388,8 @@ mod tests {
 
     #[test]
     fn kubelets_request_gets_a_host_of_one_byte() {
-        let request = [
-            PREFACE,
-            &frame(4, 0, &[]),
-            &frame(HEADERS, 5, &[b"\x83\x86\x41\x06%2Fvar\x84"]),
-        ]
-        .concat();
-        let wanted = [
-            PREFACE,
-            &frame(4, 0, &[]),
-            &frame(HEADERS, 5, &[b"\x83\x86\x41\x01w\x84"]),
-        ]
-        .concat();
+        let request = [PREFACE, &frame(4, 0, &[]), &frame(HEADERS, 5, &[b"\x83\x86\x41\x06%2Fvar\x84"])].concat();
+        let wanted = [PREFACE, &frame(4, 0, &[]), &frame(HEADERS, 5, &[b"\x83\x86\x41\x01w\x84"])].concat();
         assert_eq!(rewritten(Rewrite::Refused, &request, &[usize::MAX]), wanted);
         assert_eq!(rewritten(Rewrite::Refused, &request, &[1]), wanted);
     }
@@ -469,11 +403,8 @@ mod tests {
 
     #[test]
     fn request_without_anything_to_change_passes_bit_for_bit() {
-        let padded = frame(
-            HEADERS,
-            PADDED | PRIORITY | END_HEADERS,
-            &[&[3], &[0, 0, 0, 0, 9], b"\x83\x84\x41\x01a", &[0; 3]],
-        );
+        let padded =
+            frame(HEADERS, PADDED | PRIORITY | END_HEADERS, &[&[3], &[0, 0, 0, 0, 9], b"\x83\x84\x41\x01a", &[0; 3]]);
         let stream = [PREFACE, &padded].concat();
         assert_eq!(rewritten(Rewrite::Refused, &stream, &[5]), stream);
     }
@@ -481,11 +412,7 @@ mod tests {
     #[test]
     fn stream_that_breaks_the_rules_is_unchanged_from_there_on() {
         let request = frame(HEADERS, END_HEADERS, &[b"\x41\x01/"]);
-        let mut other_stream = [
-            frame(HEADERS, 0, &[b"\x41"]),
-            frame(CONTINUATION, END_HEADERS, &[b"\x01/"]),
-        ]
-        .concat();
+        let mut other_stream = [frame(HEADERS, 0, &[b"\x41"]), frame(CONTINUATION, END_HEADERS, &[b"\x01/"])].concat();
         other_stream[FrameHeader::LENGTH + 1 + 8] = 3;
         let breaches = [
             other_stream,
@@ -495,10 +422,7 @@ mod tests {
             frame(CONTINUATION, END_HEADERS, &[b"\x84"]),              // of nothing
             [frame(HEADERS, 0, &[b"\x41"]), frame(0, 0, &[b"data"])].concat(), // not continued
             [&[0xff, 0xff, 0xff, HEADERS, 0, 0, 0, 0, 1], &[0; 70_000][..]].concat(), // too large to hold
-            frame(HEADERS, 0, &[])
-                .into_iter()
-                .chain(frame(CONTINUATION, 0, &[]).repeat(8000))
-                .collect(), // a flood
+            frame(HEADERS, 0, &[]).into_iter().chain(frame(CONTINUATION, 0, &[]).repeat(8000)).collect(), // a flood
         ];
         for breach in breaches {
             let stream = [PREFACE, &breach, &request].concat();
@@ -514,12 +438,7 @@ mod tests {
 
     #[test]
     fn http1_passes_unchanged() {
-        for request in [
-            &b"GET /healthz HTTP/1.1\r\nHost: /\r\n\r\n"[..],
-            b"PRI",
-            b"PRI * HTTP/2.0\r\n\r\nSX",
-            b"",
-        ] {
+        for request in [&b"GET /healthz HTTP/1.1\r\nHost: /\r\n\r\n"[..], b"PRI", b"PRI * HTTP/2.0\r\n\r\nSX", b""] {
             assert_eq!(rewritten(Rewrite::Refused, request, &[4]), request);
         }
     }

@@ -42,10 +42,7 @@ pub(super) struct HeaderBlocks {
 
 impl HeaderBlocks {
     pub(super) fn new(rewrite: Rewrite) -> Self {
-        Self {
-            rewrite,
-            authorities: 0,
-        }
+        Self { rewrite, authorities: 0 }
     }
 
     /// The block to send instead of `block`, which may be equal.
@@ -94,21 +91,13 @@ impl HeaderBlocks {
         let is_stored = first & LITERAL_STORED != 0;
         let index = fields.integer(prefix)?;
         let after_index = fields.at;
-        let is_authority = if index == 0 {
-            fields.string()?.is_authority_name()
-        } else {
-            self.names_authority(index)
-        };
+        let is_authority = if index == 0 { fields.string()?.is_authority_name() } else { self.names_authority(index) };
         let after_name = fields.at;
         let value = fields.string()?;
 
         match (&self.rewrite, self.decoders_index(index)) {
             (Rewrite::Every(text), _) if is_authority => {
-                let kind = if is_stored {
-                    LITERAL_UNSTORED
-                } else {
-                    first & !low_bits(prefix)
-                };
+                let kind = if is_stored { LITERAL_UNSTORED } else { first & !low_bits(prefix) };
                 put_unstored_authority(kind, text, rewritten);
             }
             (Rewrite::Refused, _) if is_authority && !value.is_accepted() && !(is_stored && value.bytes.is_empty()) => {
@@ -129,9 +118,7 @@ impl HeaderBlocks {
 
     /// Whether the entry at `index` of the client's tables is an `:authority`.
     fn names_authority(&self, index: usize) -> bool {
-        let stored_since = index
-            .checked_sub(FIRST_DYNAMIC)
-            .and_then(|since| u32::try_from(since).ok());
+        let stored_since = index.checked_sub(FIRST_DYNAMIC).and_then(|since| u32::try_from(since).ok());
         index == STATIC_AUTHORITY
             || stored_since
                 .and_then(|since| self.authorities.checked_shr(since))
@@ -220,12 +207,7 @@ struct Text<'a> {
 
 impl Text<'_> {
     fn is_authority_name(&self) -> bool {
-        self.bytes
-            == if self.is_huffman {
-                HUFFMAN_AUTHORITY
-            } else {
-                &b":authority"[..]
-            }
+        self.bytes == if self.is_huffman { HUFFMAN_AUTHORITY } else { &b":authority"[..] }
     }
 
     /// Whether h2 takes this value as an authority: it asks the same parser.
@@ -287,12 +269,7 @@ pub(super) mod tests {
     pub(in super::super) enum Field {
         Static(usize),
         Dynamic(usize),
-        Literal {
-            kind: Kind,
-            name: Name,
-            value: Vec<u8>,
-            huffman: bool,
-        },
+        Literal { kind: Kind, name: Name, value: Vec<u8>, huffman: bool },
         TableSize(usize),
     }
 
@@ -320,10 +297,7 @@ pub(super) mod tests {
 
     impl Encoder {
         pub(in super::super) fn new() -> Self {
-            Self {
-                table: VecDeque::new(),
-                max_bytes: 4096,
-            }
+            Self { table: VecDeque::new(), max_bytes: 4096 }
         }
 
         /// The block, and of each field whether it comes from the dynamic table or goes there.
@@ -339,12 +313,9 @@ pub(super) mod tests {
                     Field::Static(index) => put_integer(0x80, 7, *index, &mut block),
                     Field::Dynamic(pick) if self.table.is_empty() => put_integer(0x80, 7, 1 + pick % 61, &mut block),
                     Field::Dynamic(pick) => put_integer(0x80, 7, 62 + pick % self.table.len(), &mut block),
-                    Field::Literal {
-                        kind,
-                        name,
-                        value,
-                        huffman,
-                    } => self.literal(*kind, name, value, *huffman, &mut block),
+                    Field::Literal { kind, name, value, huffman } => {
+                        self.literal(*kind, name, value, *huffman, &mut block)
+                    }
                 }
                 match field {
                     Field::Static(_) => in_table.push(false),
@@ -490,38 +461,21 @@ pub(super) mod tests {
 
     #[test]
     fn representation_stays_while_the_value_becomes_one_byte() {
-        for (name, value) in [
-            (&b"\x41"[..], &b"\x05%2Fvs"[..]),
-            (b"\x01", b"\x02/v"),
-            (b"\x11", b"\x01%"),
-        ] {
-            assert_eq!(
-                rewritten(Rewrite::Refused, &[name, value].concat()),
-                Ok([name, b"\x01w"].concat())
-            );
+        for (name, value) in [(&b"\x41"[..], &b"\x05%2Fvs"[..]), (b"\x01", b"\x02/v"), (b"\x11", b"\x01%")] {
+            assert_eq!(rewritten(Rewrite::Refused, &[name, value].concat()), Ok([name, b"\x01w"].concat()));
         }
         let coded = encode_short(b"%2Fvar");
         let block = [b"\x40\x88", HUFFMAN_AUTHORITY, &[0x80 | coded.len() as u8], &coded].concat();
-        assert_eq!(
-            rewritten(Rewrite::Refused, &block),
-            Ok([b"\x40\x88", HUFFMAN_AUTHORITY, b"\x01w"].concat())
-        );
+        assert_eq!(rewritten(Rewrite::Refused, &block), Ok([b"\x40\x88", HUFFMAN_AUTHORITY, b"\x01w"].concat()));
     }
 
     #[test]
     fn good_authority_stays_bit_for_bit() {
         let coded = encode_short(b"localhost");
-        for value in [
-            &b"\x09localhost"[..],
-            b"\x05[::1]",
-            b"\x7f\x00",
-            &[&[0x80 | coded.len() as u8], &coded[..]].concat(),
-        ] {
-            let value = if value == b"\x7f\x00" {
-                [value, &[b'a'; 127]].concat()
-            } else {
-                value.to_vec()
-            };
+        for value in
+            [&b"\x09localhost"[..], b"\x05[::1]", b"\x7f\x00", &[&[0x80 | coded.len() as u8], &coded[..]].concat()]
+        {
+            let value = if value == b"\x7f\x00" { [value, &[b'a'; 127]].concat() } else { value.to_vec() };
             let block = [b"\x41", &value[..]].concat();
             assert_eq!(rewritten(Rewrite::Refused, &block), Ok(block));
         }
@@ -537,22 +491,12 @@ pub(super) mod tests {
     #[test]
     fn name_taken_from_the_dynamic_table_is_recognised() {
         let block = b"\x41\x01/\x40\x01x\x01y\x7f\x00\x02/v"; // :authority is at 63 when the third field names it
-        assert_eq!(
-            rewritten(Rewrite::Refused, block),
-            Ok(b"\x41\x01w\x40\x01x\x01y\x7f\x00\x01w".to_vec())
-        );
+        assert_eq!(rewritten(Rewrite::Refused, block), Ok(b"\x41\x01w\x40\x01x\x01y\x7f\x00\x01w".to_vec()));
     }
 
     #[test]
     fn what_no_decoder_accepts_is_malformed() {
-        for block in [
-            &b"\x80"[..],
-            b"\x41",
-            b"\x41\x05abc",
-            b"\x40\x01",
-            b"\xff\x80\x80\x80\x80\x00",
-            b"\x3f\xff",
-        ] {
+        for block in [&b"\x80"[..], b"\x41", b"\x41\x05abc", b"\x40\x01", b"\xff\x80\x80\x80\x80\x00", b"\x3f\xff"] {
             assert_eq!(rewritten(Rewrite::Refused, block), Err(Malformed), "{block:x?}");
         }
     }

@@ -56,10 +56,7 @@ pub(super) mod tests {
             .collect();
         let padding = "1".repeat((8 - bits.len() % 8) % 8);
         let padded = bits + &padding;
-        (0..padded.len())
-            .step_by(8)
-            .map(|at| u8::from_str_radix(&padded[at..at + 8], 2).unwrap())
-            .collect()
+        (0..padded.len()).step_by(8).map(|at| u8::from_str_radix(&padded[at..at + 8], 2).unwrap()).collect()
     }
 
     #[test]

@@ -26,17 +26,14 @@ pub use stream::{AuthorityAs, AuthorityFix};
 ///
 /// Source: `encodeAuthority` in <https://github.com/grpc/grpc-go/blob/v1.79.3/clientconn.go>
 pub fn percent_encode_path(path: &Path) -> String {
-    path.as_os_str()
-        .as_bytes()
-        .iter()
-        .fold(String::new(), |mut encoded, &byte| {
-            if byte.is_ascii_alphanumeric() || b"-_.~!$&'()*+,;=:[]@".contains(&byte) {
-                encoded.push(char::from(byte));
-            } else {
-                encoded.push_str(&format!("%{byte:02X}"));
-            }
-            encoded
-        })
+    path.as_os_str().as_bytes().iter().fold(String::new(), |mut encoded, &byte| {
+        if byte.is_ascii_alphanumeric() || b"-_.~!$&'()*+,;=:[]@".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            encoded.push_str(&format!("%{byte:02X}"));
+        }
+        encoded
+    })
 }
 
 #[cfg(test)]
@@ -47,25 +44,16 @@ mod tests {
     #[test]
     fn kubelets_path_is_encoded_as_grpc_go_does() {
         let path = Path::new("/var/lib/kubelet/plugins_registry/x.example.com-reg.sock");
-        assert_eq!(
-            percent_encode_path(path),
-            "%2Fvar%2Flib%2Fkubelet%2Fplugins_registry%2Fx.example.com-reg.sock"
-        );
+        assert_eq!(percent_encode_path(path), "%2Fvar%2Flib%2Fkubelet%2Fplugins_registry%2Fx.example.com-reg.sock");
     }
 
     #[test]
     fn exactly_the_characters_of_an_authority_stay_plain() {
         let every_byte: Vec<u8> = (0..=255).collect();
         let encoded = percent_encode_path(Path::new(OsStr::from_bytes(&every_byte)));
-        let plain: String = encoded
-            .split('%')
-            .enumerate()
-            .map(|(n, part)| &part[if n == 0 { 0 } else { 2 }..])
-            .collect();
-        assert_eq!(
-            plain,
-            "!$&'()*+,-.0123456789:;=@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]_abcdefghijklmnopqrstuvwxyz~"
-        );
+        let plain: String =
+            encoded.split('%').enumerate().map(|(n, part)| &part[if n == 0 { 0 } else { 2 }..]).collect();
+        assert_eq!(plain, "!$&'()*+,-.0123456789:;=@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]_abcdefghijklmnopqrstuvwxyz~");
         assert!(encoded.starts_with("%00%01") && encoded.ends_with("%FE%FF") && encoded.contains("%2F"));
     }
 }

@@ -24,12 +24,7 @@ pub struct AuthorityFix<S> {
 impl<S> AuthorityFix<S> {
     /// Takes over a connection of which nothing has been read.
     pub fn new(stream: S) -> Self {
-        Self {
-            stream,
-            rewriter: AuthorityRewriter::new(Rewrite::Refused),
-            ready: BytesMut::new(),
-            ended: false,
-        }
+        Self { stream, rewriter: AuthorityRewriter::new(Rewrite::Refused), ready: BytesMut::new(), ended: false }
     }
 
     /// The connection itself, say for the peer's credentials.
@@ -111,11 +106,7 @@ pub struct AuthorityAs<S> {
 impl<S> AuthorityAs<S> {
     /// Takes over a connection to which nothing has been written.
     pub fn new(stream: S, authority: String) -> Self {
-        Self {
-            stream,
-            rewriter: AuthorityRewriter::new(Rewrite::Every(authority)),
-            pending: BytesMut::new(),
-        }
+        Self { stream, rewriter: AuthorityRewriter::new(Rewrite::Every(authority)), pending: BytesMut::new() }
     }
 
     /// The connection itself.
@@ -211,18 +202,12 @@ mod tests {
                 .serve_connection(TokioIo::new(server), service)
                 .await
         });
-        client
-            .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
-            .await
-            .unwrap();
+        client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
         let mut answers = Vec::new();
         for (n, block) in blocks.iter().enumerate() {
             let stream = u8::try_from(2 * n + 1).unwrap();
             let length = u8::try_from(block.len()).unwrap();
-            for piece in [&[0, 0, length, 1, 5, 0, 0, 0, stream], &block[..]]
-                .concat()
-                .chunks(piece_bytes)
-            {
+            for piece in [&[0, 0, length, 1, 5, 0, 0, 0, stream], &block[..]].concat().chunks(piece_bytes) {
                 client.write_all(piece).await.unwrap();
                 tokio::task::yield_now().await; // the server reads it by itself
             }
@@ -295,10 +280,7 @@ mod tests {
             get(b"\x81"),
             get(b""),
         ];
-        assert_eq!(
-            answers(client, server, &blocks, 1024).await,
-            [REFUSED, REFUSED, REFUSED, Answer::Ok]
-        );
+        assert_eq!(answers(client, server, &blocks, 1024).await, [REFUSED, REFUSED, REFUSED, Answer::Ok]);
     }
 
     #[tokio::test]
@@ -316,27 +298,17 @@ mod tests {
     async fn bodies_are_read_into_the_readers_own_buffer() {
         let (mut client, server) = tokio::io::duplex(64 * 1024);
         let mut server = AuthorityFix::new(server);
-        let data = [
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\x40\0\0\0\0\0\0\x01",
-            &[7; 16 * 1024][..],
-        ]
-        .concat();
+        let data = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\x40\0\0\0\0\0\0\x01", &[7; 16 * 1024][..]].concat();
         client.write_all(&data).await.unwrap();
         let mut buffer = vec![0; 64 * 1024];
         assert_eq!(server.read(&mut buffer).await.unwrap(), data.len());
-        assert!(
-            !server.ready.try_reclaim(1),
-            "nothing was ever copied, so there is no memory to reclaim"
-        );
+        assert!(!server.ready.try_reclaim(1), "nothing was ever copied, so there is no memory to reclaim");
     }
 
     /// A connection of a client that speaks as the kubelet does, and its server's end.
     fn kubelets_connection() -> (AuthorityAs<UnixStream>, AuthorityFix<UnixStream>) {
         let (client, server) = UnixStream::pair().unwrap();
-        (
-            AuthorityAs::new(client, KUBELETS_AUTHORITY.to_owned()),
-            AuthorityFix::new(server),
-        )
+        (AuthorityAs::new(client, KUBELETS_AUTHORITY.to_owned()), AuthorityFix::new(server))
     }
 
     /// hyper's client as tonic wants it.
@@ -361,10 +333,7 @@ mod tests {
     #[tonic::async_trait]
     impl Registration for Driver {
         async fn get_info(&self, _: tonic::Request<InfoRequest>) -> Result<tonic::Response<PluginInfo>, tonic::Status> {
-            Ok(tonic::Response::new(PluginInfo {
-                name: "x.example.com".to_owned(),
-                ..PluginInfo::default()
-            }))
+            Ok(tonic::Response::new(PluginInfo { name: "x.example.com".to_owned(), ..PluginInfo::default() }))
         }
 
         async fn notify_registration_status(
@@ -384,31 +353,19 @@ mod tests {
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             hyper::server::conn::http2::Builder::new(TokioExecutor::new())
-                .serve_connection(
-                    TokioIo::new(server),
-                    TowerToHyperService::new(RegistrationServer::new(Driver)),
-                )
+                .serve_connection(TokioIo::new(server), TowerToHyperService::new(RegistrationServer::new(Driver)))
                 .await
         });
-        let (sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(client))
-            .await
-            .unwrap();
+        let (sender, connection) =
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(client)).await.unwrap();
         tasks.spawn(connection);
         let origin = http::Uri::from_static("http://localhost");
         let mut client = RegistrationClient::with_origin(Channel(sender), origin);
         for n in 0..200 {
-            assert_eq!(
-                client.get_info(InfoRequest {}).await.unwrap().into_inner().name,
-                "x.example.com"
-            );
+            assert_eq!(client.get_info(InfoRequest {}).await.unwrap().into_inner().name, "x.example.com");
             // Metadata that never repeats fills the dynamic table, so that it evicts the authority again and again.
-            let mut status = tonic::Request::new(RegistrationStatus {
-                plugin_registered: true,
-                error: String::new(),
-            });
-            status
-                .metadata_mut()
-                .insert("x-call", format!("{n:0100}").parse().unwrap());
+            let mut status = tonic::Request::new(RegistrationStatus { plugin_registered: true, error: String::new() });
+            status.metadata_mut().insert("x-call", format!("{n:0100}").parse().unwrap());
             client.notify_registration_status(status).await.unwrap();
         }
     }
@@ -420,15 +377,11 @@ mod tests {
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             hyper::server::conn::http2::Builder::new(TokioExecutor::new())
-                .serve_connection(
-                    TokioIo::new(server),
-                    TowerToHyperService::new(RegistrationServer::new(Driver)),
-                )
+                .serve_connection(TokioIo::new(server), TowerToHyperService::new(RegistrationServer::new(Driver)))
                 .await
         });
-        let (sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(client))
-            .await
-            .unwrap();
+        let (sender, connection) =
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(client)).await.unwrap();
         tasks.spawn(connection);
         let mut client = RegistrationClient::with_origin(Channel(sender), http::Uri::from_static("http://localhost"));
         let refusal = client.get_info(InfoRequest {}).await.unwrap_err();
@@ -450,17 +403,11 @@ mod tests {
                 .await
         });
         let (mut sender, connection) =
-            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(client))
-                .await
-                .unwrap();
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(client)).await.unwrap();
         tasks.spawn(connection);
-        let body: Bytes = (0..5 * 1024 * 1024_u32)
-            .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
-            .collect();
+        let body: Bytes = (0..5 * 1024 * 1024_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
         for _ in 0..2 {
-            let request = http::Request::post("http://localhost/")
-                .body(Full::new(body.clone()))
-                .unwrap();
+            let request = http::Request::post("http://localhost/").body(Full::new(body.clone())).unwrap();
             let answer = sender.send_request(request).await.unwrap();
             assert!(answer.into_body().collect().await.unwrap().to_bytes() == body);
         }
