@@ -4,12 +4,15 @@
 
 mod bed;
 
-use bed::{Bed, free_port, status_becomes};
+use bed::{Agent, Bed, free_port, status_becomes};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::time::Duration;
+use tokio::time::sleep;
 
-const REQUESTS: usize = 20_000;
+/// Enough that 100 bytes lost with each would be seen.
+const REQUESTS: usize = 6_000;
 
 /// Anonymous memory in KiB, open descriptors, threads.
 fn footprint(pid: u32) -> (u64, usize, usize) {
@@ -48,7 +51,7 @@ async fn thousands_of_health_requests_and_probe_rounds_leave_memory_descriptors_
         let address = address.clone();
         tokio::task::spawn_blocking(move || ask(&address, "/healthz", times))
     };
-    asked(2_000).await.unwrap();
+    asked(1_000).await.unwrap();
     let (memory, descriptors, threads) = footprint(agent.child.id());
     let log = agent.log().len();
     asked(REQUESTS).await.unwrap();
@@ -57,4 +60,46 @@ async fn thousands_of_health_requests_and_probe_rounds_leave_memory_descriptors_
     assert!(descriptors_after <= descriptors + 4, "{descriptors} descriptors grew to {descriptors_after}");
     assert_eq!(threads_after, threads);
     assert_eq!(agent.log().len(), log, "success is silent:\n{}", agent.log());
+}
+
+/// Seconds of CPU so far. The kernel counts in hundredths.
+fn cpu_seconds(agent: &Agent) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", agent.child.id())).unwrap();
+    let after_name = stat.rsplit_once(')').unwrap().1;
+    let ticks: Vec<f64> = after_name.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse().unwrap()).collect();
+    ticks.iter().sum::<f64>() / 100.0
+}
+
+/// Waiting is sleeping, whatever is waited for: deadlines that lie in the past would make a loop of it.
+#[tokio::test]
+async fn no_way_of_waiting_spins() {
+    const WATCHED: Duration = Duration::from_secs(3);
+    let slow = ["--health-interval=1m", "--start-grace=100ms", "--recovery-hold=100ms"];
+    let waits: [(&str, &[&str], &[&str]); 5] = [
+        ("nothing known, observing", &["--on-unhealthy=observe"], &[]),
+        ("nothing known, registered after the grace", &[], &[]),
+        ("an undecided first failure, past the grace", &[], &["ERROR"]),
+        ("unhealthy", &[], &["ERROR", "ERROR"]),
+        ("unhealthy, hold over, one success too few", &["--success-threshold=5"], &["ERROR", "ERROR", "OK"]),
+    ];
+    for (wait, flags, writes) in waits {
+        let bed = Bed::new();
+        let _driver = bed.driver();
+        if let Some(first) = writes.first() {
+            bed.health(first);
+        }
+        let _kubelet = bed.kubelet();
+        let all: Vec<&str> = slow.iter().chain(flags).copied().collect();
+        let agent = bed.watching_agent(&all);
+        agent.logs("CSI driver name").await;
+        for word in writes.iter().skip(1) {
+            sleep(Duration::from_millis(100)).await;
+            bed.health(word);
+        }
+        sleep(Duration::from_millis(500)).await;
+        let before = cpu_seconds(&agent);
+        sleep(WATCHED).await;
+        let spent = cpu_seconds(&agent) - before;
+        assert!(spent < WATCHED.as_secs_f64() / 10.0, "{wait}: {spent} s of CPU in {WATCHED:?}");
+    }
 }
