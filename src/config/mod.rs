@@ -2,4 +2,5 @@
 
 pub mod go_duration;
 pub mod listen;
+pub mod probes;
 pub mod settings;

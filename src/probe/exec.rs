@@ -24,7 +24,7 @@ const REAP_GRACE: Duration = Duration::from_secs(1);
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A command and the environment it gets.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Command {
     /// The program, looked up in the usual folders if it has no slash.
     pub program: OsString,
