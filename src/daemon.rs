@@ -3,6 +3,7 @@
 mod health;
 
 use crate::config::settings::{Reaction, Settings};
+use crate::grpc::connect::chain;
 use crate::grpc::driver;
 use crate::http::{self, Answers};
 use crate::parts::Parts;
@@ -11,10 +12,12 @@ use crate::policy::backoff::Backoff;
 use crate::policy::registration::RegistrationTimings;
 use crate::quiet::Quiet;
 use crate::registration::socket::{NameError, SocketPath};
-use crate::registration::{self, Phase, RegistrationPart, Status, chain};
+use crate::registration::{self, Phase, RegistrationPart, Status};
 use crate::state_file::StateFile;
+use crate::status::server::Sources;
+use crate::status::{self as status_socket};
 use anyhow::{Context, anyhow};
-use health::HealthPart;
+use health::{HealthPart, Watched, asks};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -67,15 +70,24 @@ async fn start(
     let Some((driver_name, socket)) = driver_name(settings, parts.stop(), &status).await? else {
         return Ok(());
     };
-    let admission = match &settings.health {
+    let (admission, view) = match &settings.health {
         Some(health) => {
-            let probes = format!("health-file {} {:?} {:?}", health.file.display(), health.limits, health.thresholds);
-            let state = StateFile::new(&settings.state_folder, &driver_name, probes, &settings.proc_root);
-            HealthPart::start(health, state, parts)
+            let watched = Watched { probes: health.probes.clone(), groups: health.groups.clone() };
+            let state = StateFile::new(&settings.state_folder, &driver_name, asks(&watched), &settings.proc_root);
+            let (_changes, changed) = tokio::sync::mpsc::channel(1);
+            let told = HealthPart::start(health, state, changed, parts);
+            (told.admission, Some(told.view))
         }
         // Nobody to ask: exactly the registrar that this replaces.
-        None => watch::channel(Admission::Show).1,
+        None => (watch::channel(Admission::Show).1, None),
     };
+    if let Some(view) = view {
+        let path = settings
+            .status_socket
+            .clone()
+            .unwrap_or_else(|| settings.state_folder.join(format!("{driver_name}{}", status_socket::server::SUFFIX)));
+        status_socket::server::serve(&path, Sources { status: status.subscribe(), health: Some(view) }, parts);
+    }
     if settings.health.as_ref().is_some_and(|health| health.reaction == Reaction::Deregister) {
         let name = Some(driver_name.clone());
         status.send_modify(|status| (status.phase, status.driver_name) = (Phase::WaitingForHealth, name));

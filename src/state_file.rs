@@ -74,6 +74,11 @@ impl StateFile {
         Self { path: folder.join(format!("{driver}-warden.json")), driver: driver.to_owned(), boot_id, probes }
     }
 
+    /// Other probes from now on: what is saved next is valid for them.
+    pub fn watch_others(&mut self, probes: String) {
+        self.probes = probes;
+    }
+
     /// The file's path.
     pub fn path(&self) -> &Path {
         &self.path

@@ -189,7 +189,7 @@ impl Visit for Fields {
     }
 
     fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
-        self.add(field, Value::Text(crate::registration::chain(value)));
+        self.add(field, Value::Text(crate::grpc::connect::chain(value)));
     }
 }
 

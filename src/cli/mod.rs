@@ -4,6 +4,7 @@ pub mod demo;
 pub mod go_flags;
 pub mod probe;
 pub mod run;
+pub mod status;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -22,6 +23,7 @@ Commands (`csi-warden COMMAND --help` tells more):
   run       register the driver and watch its node's health; the default, may be left out
   demo      play a failure and a recovery with an embedded driver and kubelet, without a cluster
   probe     run a command as a health check, once or again and again, and write the shared health file
+  status    show what a running agent knows, and what would happen next
   help      this text
   version   print the version";
 
@@ -43,6 +45,7 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
         "run" => run::main(&program, rest),
         "demo" => demo::main(rest),
         "probe" => probe::main(rest),
+        "status" => status::main(rest),
         "help" => run::main(&program, std::iter::once(OsString::from("--help"))),
         "version" => run::main(&program, std::iter::once(OsString::from("--version"))),
         other => {

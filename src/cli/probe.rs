@@ -3,7 +3,7 @@
 use super::go_flags::normalise;
 use super::{USAGE, complain, fail, print, usage};
 use crate::config::go_duration::GoDuration;
-use crate::policy::outcome::Outcome;
+use crate::policy::outcome::{Outcome, Reason};
 use crate::probe::exec;
 use crate::probe::health_file::UNKNOWN;
 use crate::shutdown;
@@ -80,7 +80,7 @@ fn run(flags: &ProbeFlags, command: &exec::Command) -> anyhow::Result<ExitCode> 
                 tokio::select! {
                     // Dropping the run kills the command and all that it started.
                     () = stop.cancelled() => Ok(ExitCode::from(USAGE)),
-                    outcome = exec::run(command, flags.timeout.0) => {
+                    outcome = outcome(command, flags.timeout.0) => {
                         print(&line(&outcome));
                         Ok(exit_code(&outcome))
                     }
@@ -88,6 +88,14 @@ fn run(flags: &ProbeFlags, command: &exec::Command) -> anyhow::Result<ExitCode> 
             }
             Some(file) => write_rounds(command, file, flags.period.0, flags.timeout.0).await,
         }
+    })
+}
+
+/// One run; silence is its own outcome here, where nobody counts.
+async fn outcome(command: &exec::Command, limit: Duration) -> Outcome {
+    exec::run(command, limit).await.unwrap_or_else(|_abandoned| {
+        let name = command.program.to_string_lossy();
+        Outcome::Unknown(Reason::new("NotAnswering", format!("{name} did not end within {limit:?} and was killed")))
     })
 }
 
@@ -110,7 +118,7 @@ async fn write_rounds(
         next = Instant::now() + period;
         let outcome = tokio::select! {
             () = stop.cancelled() => return Ok(ExitCode::SUCCESS),
-            outcome = exec::run(command, limit) => outcome,
+            outcome = outcome(command, limit) => outcome,
         };
         let line = line(&outcome);
         match write_atomically(file, &line) {
@@ -174,7 +182,7 @@ fn environment(text: &str) -> Vec<(OsString, OsString)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::outcome::{Reason, Severity};
+    use crate::policy::outcome::Severity;
 
     #[test]
     fn flags_are_well_formed() {

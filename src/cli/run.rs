@@ -3,7 +3,7 @@
 use super::go_flags::{normalise, parse_bool};
 use super::{COMMANDS, fail, print, usage};
 use crate::config::go_duration::GoDuration;
-use crate::config::settings::{Settings, Typed};
+use crate::config::settings::{self, Settings, Typed};
 use crate::telemetry::{Format, LogSettings, VModule};
 use crate::{daemon, shutdown, telemetry};
 use anyhow::Context;
@@ -99,6 +99,9 @@ pub struct RunFlags {
     /// Folder of the state file, which keeps the verdict over restarts [default: the driver socket's folder]
     #[arg(long, value_name = "DIR", help_heading = "Health")]
     state_dir: Option<PathBuf>,
+    /// The socket that `csi-warden status` asks [default: <driver>-warden-status.sock in the state folder]
+    #[arg(long, value_name = "PATH", help_heading = "Health")]
+    status_socket: Option<PathBuf>,
     /// Where the host's /proc is mounted; tells this boot from the last one
     #[arg(long, value_name = "DIR", default_value = "/proc", help_heading = "Health")]
     proc_root: PathBuf,
@@ -213,6 +216,12 @@ impl RunFlags {
         Ok(LogSettings { verbosity: self.v, vmodule: self.vmodule.clone(), format })
     }
 
+    /// Where the state of an agent with these flags lies.
+    pub fn state_folder(&self) -> PathBuf {
+        let driver_socket = settings::unix_path(&self.csi_address).unwrap_or_default();
+        settings::state_folder(self.state_dir.as_deref(), &driver_socket)
+    }
+
     fn typed(&self, typed_by_hand: impl Fn(&str) -> bool) -> Typed {
         let health_only = [
             ("health_interval", "--health-interval"),
@@ -227,6 +236,7 @@ impl RunFlags {
             ("start_grace", "--start-grace"),
             ("on_unhealthy", "--on-unhealthy"),
             ("state_dir", "--state-dir"),
+            ("status_socket", "--status-socket"),
             ("proc_root", "--proc-root"),
         ];
         Typed {
@@ -251,6 +261,7 @@ impl RunFlags {
             on_unhealthy: self.on_unhealthy.clone(),
             proxy: self.proxy.clone(),
             state_dir: self.state_dir.clone(),
+            status_socket: self.status_socket.clone(),
             proc_root: self.proc_root.clone(),
             health_only_flags: health_only
                 .into_iter()

@@ -1,7 +1,7 @@
 //! What is watched: the probes and how their words add up.
 
-use crate::policy::health::Thresholds;
 use crate::policy::health_file::HealthFileLimits;
+use crate::policy::probe_verdict::Thresholds;
 use crate::probe::exec::Command;
 use std::num::NonZeroU32;
 use std::path::PathBuf;

@@ -1,9 +1,10 @@
 //! What `run` runs with: every value typed, every contradiction found before anything is created.
 
 use super::listen::{AddressError, ListenAddress};
+use super::probes::{GroupSettings, OnFailure, ProbeKind, ProbeSettings};
 use crate::policy::damping::Hold;
-use crate::policy::health::Thresholds;
 use crate::policy::health_file::HealthFileLimits;
+use crate::policy::probe_verdict::Thresholds;
 use crate::registration::socket::MAX_SOCKET_PATH_BYTES;
 use rustix::fs::{Access, access};
 use std::io;
@@ -36,6 +37,8 @@ pub struct Settings {
     pub health: Option<Health>,
     /// `--state-dir`, or the driver socket's folder.
     pub state_folder: PathBuf,
+    /// `--status-socket`, if it is not in the state folder.
+    pub status_socket: Option<PathBuf>,
     /// `--proc-root`: where the boot is told from the last one.
     pub proc_root: PathBuf,
     /// What was odd but not wrong, for the log.
@@ -45,14 +48,10 @@ pub struct Settings {
 /// How health is watched and what it does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Health {
-    /// `--health-file`.
-    pub file: PathBuf,
-    /// Its ages and periods.
-    pub limits: HealthFileLimits,
-    /// How long one look may take.
-    pub timeout: Duration,
-    /// Rounds in a row.
-    pub thresholds: Thresholds,
+    /// What is watched.
+    pub probes: Vec<ProbeSettings>,
+    /// How its words add up.
+    pub groups: Vec<GroupSettings>,
     /// Damping.
     pub hold: Hold,
     /// `--start-grace`.
@@ -115,6 +114,8 @@ pub struct Typed {
     pub proxy: Option<String>,
     /// `--state-dir`
     pub state_dir: Option<PathBuf>,
+    /// `--status-socket`
+    pub status_socket: Option<PathBuf>,
     /// `--proc-root`
     pub proc_root: PathBuf,
     /// Flags that were typed and mean nothing without a health source.
@@ -229,8 +230,7 @@ impl Settings {
         if http.is_none() && typed.enable_pprof {
             warnings.push("--enable-pprof has no effect without --http-endpoint".to_owned());
         }
-        let parent = driver_socket.parent().filter(|parent| !parent.as_os_str().is_empty());
-        let state_folder = typed.state_dir.clone().unwrap_or_else(|| parent.unwrap_or(Path::new(".")).to_owned());
+        let state_folder = state_folder(typed.state_dir.as_deref(), &driver_socket);
         // Last, because it alone looks at the machine.
         writable_folder(&typed.plugin_registration_path)?;
         Ok(Self {
@@ -242,10 +242,17 @@ impl Settings {
             pprof: typed.enable_pprof,
             health,
             state_folder,
+            status_socket: typed.status_socket.clone(),
             proc_root: typed.proc_root.clone(),
             warnings,
         })
     }
+}
+
+/// Where the state lies: `--state-dir`, or beside the driver's socket.
+pub fn state_folder(typed: Option<&Path>, driver_socket: &Path) -> PathBuf {
+    let parent = driver_socket.parent().filter(|parent| !parent.as_os_str().is_empty());
+    typed.or(parent).unwrap_or(Path::new(".")).to_owned()
 }
 
 fn endpoint(typed: &str, warnings: &mut Vec<String>) -> Result<String, SettingsError> {
@@ -266,7 +273,11 @@ fn endpoint(typed: &str, warnings: &mut Vec<String>) -> Result<String, SettingsE
     }
 }
 
-fn unix_path(typed: &str) -> Result<PathBuf, SettingsError> {
+/// The path of a driver's socket, as `--csi-address` may spell it.
+///
+/// # Errors
+/// When it is not a unix socket's address.
+pub fn unix_path(typed: &str) -> Result<PathBuf, SettingsError> {
     let path = match typed.strip_prefix("unix:") {
         Some(rest) => rest.strip_prefix("//").unwrap_or(rest),
         None if typed.starts_with('/') => typed,
@@ -339,16 +350,24 @@ fn health(typed: &Typed) -> Result<Option<Health>, SettingsError> {
     {
         return Err(SettingsError::HealthFileHasNoName(file.clone()));
     }
-    Ok(Some(Health {
-        file: file.clone(),
-        limits: HealthFileLimits {
-            period: typed.health_interval,
-            confirm_interval: typed.confirm_interval,
-            max_age: typed.health_max_age,
-            dead_after,
-        },
+    let limits = HealthFileLimits {
+        period: typed.health_interval,
+        confirm_interval: typed.confirm_interval,
+        max_age: typed.health_max_age,
+        dead_after,
+    };
+    let probe = ProbeSettings {
+        name: "health-file".to_owned(),
+        kind: ProbeKind::HealthFile { path: file.clone(), limits },
+        period: typed.health_interval,
         timeout: HEALTH_FILE_TIMEOUT.min(typed.health_max_age / 2),
+        confirm_interval: typed.confirm_interval,
         thresholds,
+        on_failure: OnFailure::Fail,
+    };
+    Ok(Some(Health {
+        probes: vec![probe],
+        groups: Vec::new(),
         hold: Hold { base: typed.recovery_hold, max: typed.max_recovery_hold, window: typed.flap_window },
         start_grace: typed.start_grace,
         reaction,

@@ -1,24 +1,29 @@
 //! The part that turns outcomes into the verdict: waits, asks the policy, tells.
 
 use super::{error, info, warn};
+use crate::config::probes::{GroupSettings, OnFailure, ProbeKind, ProbeSettings, Require};
 use crate::config::settings::{Health as Settings, Reaction};
+use crate::health_view::{HealthView, ProbeView};
 use crate::parts::{Fatal, Parts};
 use crate::policy::admission::{Admission, AdmissionPolicy, Evidence};
+use crate::policy::group::GroupRule;
 use crate::policy::health::{Change, HealthPolicy};
 use crate::policy::outcome::{Health, Outcome};
+use crate::policy::probe_verdict::ProbeRule;
+use crate::probe::Probe;
+use crate::probe::csi::Csi;
+use crate::probe::exec::Exec;
 use crate::probe::health_file::HealthFile;
 use crate::probe::lane::Lane;
-use crate::probe::runner::{Report, Schedule, run_rounds};
+use crate::probe::runner::{Report, RunnerId, Schedule, run_rounds};
 use crate::quiet::Quiet;
 use crate::state_file::StateFile;
 use std::error::Error;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
 use tracing::debug;
-
-/// The name that the one probe of the flags carries.
-const HEALTH_FILE: &str = "health-file";
 
 /// Unknown for this many periods is worth a line.
 const UNKNOWN_PERIODS: u32 = 3;
@@ -26,28 +31,69 @@ const UNKNOWN_PERIODS: u32 = 3;
 /// How long writing the state may take before it is left alone.
 const STATE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// What is watched from now on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Watched {
+    /// The probes.
+    pub(super) probes: Vec<ProbeSettings>,
+    /// The groups.
+    pub(super) groups: Vec<GroupSettings>,
+}
+
 pub(super) struct HealthPart {
     policy: HealthPolicy,
     admission: AdmissionPolicy,
     decided: watch::Sender<Admission>,
+    view: watch::Sender<HealthView>,
     reaction: Reaction,
     state: StateFile,
     lane: Lane,
     state_quiet: Quiet,
-    period: Duration,
+    /// In the policy's order.
+    runners: Vec<Runner>,
+    next_runner: u64,
+    reports: mpsc::Sender<Report>,
+    parts: Parts,
+}
+
+/// A probe that runs, and what was told of it.
+struct Runner {
+    id: RunnerId,
+    settings: ProbeSettings,
+    stop: CancellationToken,
+    last: Option<(Outcome, Instant)>,
+    next: Option<Instant>,
     unknown_since: Option<Instant>,
     unknown_told: bool,
-    outcome_quiet: Quiet,
+    quiet: Quiet,
+}
+
+/// What the part tells.
+pub(super) struct Told {
+    /// Whether the registration socket may be shown.
+    pub(super) admission: watch::Receiver<Admission>,
+    /// Everything, for people.
+    pub(super) view: watch::Receiver<HealthView>,
 }
 
 impl HealthPart {
-    /// Starts the probes and the part; what it decides comes on the channel.
-    pub(super) fn start(settings: &Settings, state: StateFile, parts: &Parts) -> watch::Receiver<Admission> {
+    /// Starts the probes and the part. `changes` brings other probes, after a change of the settings.
+    pub(super) fn start(
+        settings: &Settings,
+        state: StateFile,
+        changes: mpsc::Receiver<Watched>,
+        parts: &Parts,
+    ) -> Told {
         let now = Instant::now().into_std();
-        let mut policy = HealthPolicy::new([(HEALTH_FILE.to_owned(), settings.thresholds)], settings.hold, now);
+        let watched = Watched { probes: settings.probes.clone(), groups: settings.groups.clone() };
+        let mut policy = HealthPolicy::new(rules(&watched), groups(&watched), settings.hold, now);
         match state.load(now) {
             Ok(Some(past)) => {
-                info!(health = past.health.name(), state.path = %state.path().display(), "holding the verdict of the previous run");
+                info!(
+                    health = past.health.name(),
+                    state.path = %state.path().display(),
+                    "holding the verdict of the previous run"
+                );
                 policy.restore(&past);
             }
             Ok(None) => {}
@@ -60,46 +106,94 @@ impl HealthPart {
         };
         let (decided, admission) = watch::channel(first);
         let (reports, received) = mpsc::channel(16);
-        let schedule = Schedule {
-            period: settings.limits.period,
-            timeout: settings.timeout,
-            confirm_interval: settings.limits.confirm_interval,
-            failure_threshold: settings.thresholds.failure,
-        };
-        let probe = HealthFile::new(&settings.file, settings.limits);
-        let stop = parts.stop().clone();
-        parts.spawn(HEALTH_FILE, async move {
-            run_rounds(0, probe, schedule, reports, stop).await;
-            Ok(())
+        let (view, seen) = watch::channel(HealthView {
+            verdict: None,
+            cause: None,
+            release_at: None,
+            probes: Vec::new(),
+            reaction: settings.reaction,
         });
-        let part = Self {
+        let mut part = Self {
             policy,
             admission: AdmissionPolicy::new(now, settings.start_grace),
             decided,
+            view,
             reaction: settings.reaction,
             state,
             lane: Lane::new("state"),
             state_quiet: Quiet::default(),
-            period: settings.limits.period,
-            unknown_since: None,
-            unknown_told: false,
-            outcome_quiet: Quiet::default(),
+            runners: Vec::new(),
+            next_runner: 0,
+            reports,
+            parts: parts.clone(),
         };
-        parts.spawn("health", part.run(received, parts.clone()));
-        admission
+        part.run_probes(watched.probes);
+        part.show();
+        parts.spawn("health", part.run(received, changes));
+        Told { admission, view: seen }
     }
 
-    async fn run(mut self, mut received: mpsc::Receiver<Report>, parts: Parts) -> Result<(), Fatal> {
-        let stop = parts.stop().clone();
+    /// Starts the probes that do not run yet in just this way, and stops those that are gone.
+    fn run_probes(&mut self, probes: Vec<ProbeSettings>) {
+        let mut before = std::mem::take(&mut self.runners);
+        for settings in probes {
+            let kept = before.iter().position(|runner| runner.settings == settings).map(|at| before.swap_remove(at));
+            let runner = kept.unwrap_or_else(|| self.start_probe(settings));
+            self.runners.push(runner);
+        }
+        for gone in before {
+            gone.stop.cancel();
+        }
+    }
+
+    fn start_probe(&mut self, settings: ProbeSettings) -> Runner {
+        let id = RunnerId(self.next_runner);
+        self.next_runner += 1;
+        let stop = self.parts.stop().child_token();
+        match &settings.kind {
+            ProbeKind::HealthFile { path, limits } => self.spawn(id, HealthFile::new(path, *limits), &settings, &stop),
+            ProbeKind::Csi { socket } => self.spawn(id, Csi::new(socket), &settings, &stop),
+            ProbeKind::Exec { command } => self.spawn(id, Exec::new(command), &settings, &stop),
+        }
+        Runner {
+            id,
+            settings,
+            stop,
+            last: None,
+            next: None,
+            unknown_since: None,
+            unknown_told: false,
+            quiet: Quiet::default(),
+        }
+    }
+
+    fn spawn(&self, id: RunnerId, probe: impl Probe + 'static, settings: &ProbeSettings, stop: &CancellationToken) {
+        let schedule = Schedule {
+            period: settings.period,
+            timeout: settings.timeout,
+            confirm_interval: settings.confirm_interval,
+            failure_threshold: settings.thresholds.failure,
+        };
+        let (reports, stop) = (self.reports.clone(), stop.clone());
+        self.parts.spawn("probe", async move {
+            run_rounds(id, probe, schedule, reports, stop).await;
+            Ok(())
+        });
+    }
+
+    async fn run(
+        mut self,
+        mut received: mpsc::Receiver<Report>,
+        mut changes: mpsc::Receiver<Watched>,
+    ) -> Result<(), Fatal> {
+        let stop = self.parts.stop().clone();
         loop {
             let deadline = self.deadline();
             let change = tokio::select! {
                 biased;
                 () = stop.cancelled() => return Ok(()),
-                report = received.recv() => match report {
-                    Some(report) => self.take_in(report),
-                    None => return Ok(()),
-                },
+                Some(report) = received.recv() => self.take_in(report),
+                Some(watched) = changes.recv() => self.watch_others(watched),
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                     self.policy.poll(Instant::now().into_std())
                 }
@@ -109,6 +203,7 @@ impl HealthPart {
             }
             // The socket first, the state after: a slow disk must not delay the kubelet.
             self.decide();
+            self.show();
             if change.is_some() {
                 self.save().await;
             }
@@ -126,54 +221,23 @@ impl HealthPart {
     }
 
     fn take_in(&mut self, report: Report) -> Option<Change> {
-        let now = Instant::now();
-        debug!(
-            probe = HEALTH_FILE,
-            probe.outcome = report.outcome.name(),
-            reason = report.outcome.reason().map(ToString::to_string),
-            "probe round"
-        );
-        self.note_unknown(&report.outcome, now);
-        match &report.outcome {
-            Outcome::Failure(reason, _) | Outcome::Warning(reason) => {
-                let text = reason.to_string();
-                if self.outcome_quiet.begin_or_repeat(&text, now) {
-                    warn!(
-                        probe = HEALTH_FILE,
-                        probe.outcome = report.outcome.name(),
-                        reason = text,
-                        "the probe does not succeed"
-                    );
-                }
-            }
-            Outcome::Success => {
-                if self.outcome_quiet.end() {
-                    info!(probe = HEALTH_FILE, "the probe succeeds again");
-                }
-            }
-            Outcome::Unknown(_) => {}
-        }
-        self.policy.observe(report.probe, report.outcome, report.at.into_std())
+        // A word of a probe that is gone.
+        let number = self.runners.iter().position(|runner| runner.id == report.runner)?;
+        let runner = &mut self.runners[number];
+        runner.next = Some(report.next);
+        let outcome = report.outcome?;
+        runner.tell(&outcome, self.policy.health());
+        runner.last = Some((outcome.clone(), report.at));
+        self.policy.observe(number, outcome, report.at.into_std())
     }
 
-    fn note_unknown(&mut self, outcome: &Outcome, now: Instant) {
-        let Outcome::Unknown(reason) = outcome else {
-            if std::mem::take(&mut self.unknown_told) {
-                info!(probe = HEALTH_FILE, "the probe knows again");
-            }
-            self.unknown_since = None;
-            return;
-        };
-        let since = *self.unknown_since.get_or_insert(now);
-        if !self.unknown_told && now - since >= self.period * UNKNOWN_PERIODS {
-            self.unknown_told = true;
-            warn!(
-                probe = HEALTH_FILE,
-                reason = %reason,
-                health = self.policy.health().name(),
-                "the probe has known nothing for {UNKNOWN_PERIODS} periods; the verdict is held"
-            );
-        }
+    fn watch_others(&mut self, watched: Watched) -> Option<Change> {
+        let names: Vec<&str> = watched.probes.iter().map(|probe| probe.name.as_str()).collect();
+        info!(probes = names.join(", "), "watching by the new settings");
+        self.state.watch_others(asks(&watched));
+        let change = self.policy.replace(rules(&watched), groups(&watched), Instant::now().into_std());
+        self.run_probes(watched.probes);
+        change
     }
 
     fn decide(&mut self) {
@@ -187,6 +251,23 @@ impl HealthPart {
         };
         let decision = self.admission.decide(evidence, Instant::now().into_std());
         self.decided.send_if_modified(|before| std::mem::replace(before, decision) != decision);
+    }
+
+    fn show(&self) {
+        let probes = self.runners.iter().zip(self.policy.probes()).map(|(runner, verdict)| ProbeView {
+            settings: runner.settings.clone(),
+            health: verdict.health(),
+            last: runner.last.clone().map(|(outcome, at)| (outcome, at.into_std())),
+            streak: (verdict.failures(), verdict.successes()),
+            next: runner.next.map(Instant::into_std),
+        });
+        self.view.send_replace(HealthView {
+            verdict: Some((self.policy.health(), self.policy.since())),
+            cause: self.policy.cause().map(|(probe, reason)| (probe.clone(), reason.to_string())),
+            release_at: self.policy.deadline(Instant::now().into_std()),
+            probes: probes.collect(),
+            reaction: self.reaction,
+        });
     }
 
     fn tell(&self, change: &Change) {
@@ -222,7 +303,97 @@ impl HealthPart {
             Err(_abandoned) => format!("no answer from its file system within {STATE_TIMEOUT:?}"),
         };
         if self.state_quiet.begin_or_repeat(&trouble, Instant::now()) {
-            warn!(state.path = %self.state.path().display(), error = trouble, "cannot keep the verdict over a restart of ours; all else goes on");
+            warn!(
+                state.path = %self.state.path().display(),
+                error = trouble,
+                "cannot keep the verdict over a restart of ours; all else goes on"
+            );
         }
     }
+}
+
+impl Runner {
+    /// An outage once, its end once, and silence that lasts.
+    fn tell(&mut self, outcome: &Outcome, held: Health) {
+        let (now, probe) = (Instant::now(), self.settings.name.as_str());
+        let reason = outcome.reason().map(ToString::to_string);
+        debug!(probe = probe, probe.outcome = outcome.name(), reason = reason, "probe round");
+        self.note_unknown(outcome, held, now);
+        let probe = self.settings.name.as_str();
+        match (outcome, reason) {
+            (Outcome::Failure(..) | Outcome::Warning(_), Some(reason)) => {
+                if self.quiet.begin_or_repeat(&reason, now) {
+                    warn!(probe = probe, probe.outcome = outcome.name(), reason = reason, "the probe does not succeed");
+                }
+            }
+            (Outcome::Success, _) => {
+                if self.quiet.end() {
+                    info!(probe = probe, "the probe succeeds again");
+                }
+            }
+            (Outcome::Unknown(_) | Outcome::Failure(..) | Outcome::Warning(_), _) => {}
+        }
+    }
+
+    fn note_unknown(&mut self, outcome: &Outcome, held: Health, now: Instant) {
+        let probe = self.settings.name.as_str();
+        let Outcome::Unknown(reason) = outcome else {
+            if std::mem::take(&mut self.unknown_told) {
+                info!(probe = probe, "the probe knows again");
+            }
+            self.unknown_since = None;
+            return;
+        };
+        let since = *self.unknown_since.get_or_insert(now);
+        if !self.unknown_told && now - since >= self.settings.period * UNKNOWN_PERIODS {
+            self.unknown_told = true;
+            warn!(
+                probe = probe,
+                reason = %reason,
+                health = held.name(),
+                "the probe has known nothing for {UNKNOWN_PERIODS} periods; the verdict is held"
+            );
+        }
+    }
+}
+
+/// What is asked, in words. Another question is another verdict.
+pub(super) fn asks(watched: &Watched) -> String {
+    let probes: Vec<String> =
+        watched.probes.iter().map(|probe| format!("{} {}", probe.name, question(probe))).collect();
+    format!("{} | {:?}", probes.join(" | "), watched.groups)
+}
+
+fn question(probe: &ProbeSettings) -> String {
+    format!("{:?} {:?} {:?}", probe.kind, probe.thresholds, probe.on_failure)
+}
+
+fn rules(watched: &Watched) -> Vec<ProbeRule> {
+    let rule = |probe: &ProbeSettings| ProbeRule {
+        name: probe.name.clone(),
+        asks: question(probe),
+        thresholds: probe.thresholds,
+    };
+    watched.probes.iter().map(rule).collect()
+}
+
+/// The groups by numbers; every other probe whose failures count is a group of its own.
+fn groups(watched: &Watched) -> Vec<GroupRule> {
+    let number = |name: &String| watched.probes.iter().position(|probe| probe.name == *name);
+    let counts = |member: &usize| watched.probes.get(*member).is_some_and(|probe| probe.on_failure == OnFailure::Fail);
+    let named = watched.groups.iter().map(|group| {
+        let members: Vec<usize> = group.probes.iter().filter_map(number).filter(counts).collect();
+        let require = match group.require {
+            Require::All => members.len(),
+            Require::Any => 1,
+            Require::AtLeast(count) => usize::try_from(count.get()).unwrap_or(usize::MAX),
+        };
+        GroupRule { require: require.min(members.len()), members }
+    });
+    let alone = (0..watched.probes.len()).filter(counts).filter(|member| {
+        let name = &watched.probes[*member].name;
+        !watched.groups.iter().any(|group| group.probes.contains(name))
+    });
+    let alone = alone.map(|member| GroupRule { members: vec![member], require: 1 });
+    named.filter(|group| !group.members.is_empty()).chain(alone).collect()
 }

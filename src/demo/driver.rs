@@ -25,7 +25,7 @@ use std::{fs, io};
 use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 use tower_service::Service;
 
 /// How the driver behaves from now on.
@@ -41,6 +41,10 @@ pub struct Behaviour {
     pub node_info_error: Option<String>,
     /// Only this `:authority` is answered, as strict servers do.
     pub only_authority: Option<String>,
+    /// What Probe answers; `None` leaves it out.
+    pub ready: Option<bool>,
+    /// Probe fails with this code.
+    pub probe_error: Option<Code>,
     /// How often NodeGetInfo was asked.
     pub node_info_calls: u32,
 }
@@ -70,6 +74,8 @@ impl DemoDriver {
             delay: Duration::ZERO,
             node_info_error: None,
             only_authority: None,
+            ready: Some(true),
+            probe_error: None,
             node_info_calls: 0,
         }));
         let parts = Parts::new(CancellationToken::new());
@@ -161,8 +167,11 @@ impl Identity for Answers {
     }
 
     async fn probe(&self, _: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
-        self.behaviour().await;
-        Ok(Response::new(ProbeResponse { ready: Some(true) }))
+        let behaviour = self.behaviour().await;
+        match behaviour.probe_error {
+            Some(code) => Err(Status::new(code, "as told")),
+            None => Ok(Response::new(ProbeResponse { ready: behaviour.ready })),
+        }
     }
 }
 

@@ -215,6 +215,7 @@ fn typed(folder: &Path, registry: &Path, driver_socket: &Path, health_file: &Pat
         on_unhealthy: None,
         proxy: None,
         state_dir: Some(folder.to_owned()),
+        status_socket: None,
         proc_root: PathBuf::from("/proc"),
         health_only_flags: Vec::new(),
     }

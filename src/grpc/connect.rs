@@ -165,3 +165,15 @@ impl Drop for AbortOnDrop {
         self.0.abort();
     }
 }
+
+/// The error and what is behind it, in one line.
+pub fn chain(error: &(impl Error + ?Sized)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        source = error.source();
+    }
+    text
+}

@@ -3,7 +3,7 @@
 use super::connect::{CallError, call, origin, request};
 use crate::api::csi::identity_client::IdentityClient;
 use crate::api::csi::node_client::NodeClient;
-use crate::api::csi::{GetPluginInfoRequest, NodeGetInfoRequest, NodeGetInfoResponse};
+use crate::api::csi::{GetPluginInfoRequest, NodeGetInfoRequest, NodeGetInfoResponse, ProbeRequest};
 use std::{path::Path, time::Duration};
 
 /// The driver's name, as it gives it; may be empty or unfit for a file name.
@@ -26,6 +26,18 @@ pub async fn node_info(driver_socket: &Path, deadline: Duration) -> Result<NodeG
     call(driver_socket, deadline, |connection| async move {
         let mut client = NodeClient::with_origin(connection, origin());
         Ok(client.node_get_info(request(NodeGetInfoRequest {})).await?.into_inner())
+    })
+    .await
+}
+
+/// Whether the driver says that it is ready; saying nothing about it counts as yes.
+///
+/// # Errors
+/// As [`plugin_name`].
+pub async fn probe(driver_socket: &Path, deadline: Duration) -> Result<bool, CallError> {
+    call(driver_socket, deadline, |connection| async move {
+        let mut client = IdentityClient::with_origin(connection, origin());
+        Ok(client.probe(request(ProbeRequest {})).await?.into_inner().ready.unwrap_or(true))
     })
     .await
 }

@@ -7,9 +7,9 @@
 //! | `/registered` | the kubelet has the driver | 503 |
 
 use super::Answer;
-use crate::grpc::connect::CallError;
+use crate::grpc::connect::{CallError, chain};
 use crate::registration::check;
-use crate::registration::{Phase, Status, chain};
+use crate::registration::{Phase, Status};
 use http::StatusCode;
 use std::io;
 use std::time::Duration;

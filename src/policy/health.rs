@@ -1,17 +1,10 @@
-//! Hysteresis: many outcomes of many probes become one verdict, and one stray outcome never changes it.
+//! The verdict over all probes, and how long a recovery must last before it is believed.
 
 use super::damping::{Damping, Hold};
-use super::outcome::{Health, Outcome, Reason, Severity};
-use std::{num::NonZeroU32, time::Duration, time::Instant};
-
-/// How many rounds in a row turn a probe's verdict.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Thresholds {
-    /// Failures in a row that make it unhealthy.
-    pub failure: NonZeroU32,
-    /// Successes in a row that make it healthy again.
-    pub success: NonZeroU32,
-}
+use super::group::GroupRule;
+use super::outcome::{Health, Outcome, Reason};
+use super::probe_verdict::{ProbeRule, ProbeVerdict};
+use std::{time::Duration, time::Instant};
 
 /// A change of the verdict.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,27 +30,26 @@ pub struct Past {
     pub falls: Vec<Instant>,
 }
 
-/// The verdict over all probes: all must pass.
+/// The verdict over all groups of probes: all groups must pass.
 ///
-/// Unhealthy at once when a probe has failed often enough in a row; healthy again once every probe has succeeded often
-/// enough in a row *and* the hold has passed since the last of them began to succeed. Unknown outcomes hold everything.
+/// Unhealthy at once when a group is; healthy again once every group is *and* the hold has passed since the last of them
+/// became good. Unknown outcomes hold everything. A probe in no group is told and has no say.
 #[derive(Debug)]
 pub struct HealthPolicy {
     probes: Vec<ProbeVerdict>,
+    groups: Vec<GroupRule>,
     health: Health,
     since: Instant,
     damping: Damping,
     cause: Option<(String, Reason)>,
 }
 
-/// One probe's name and thresholds.
-pub type Probe = (String, Thresholds);
-
 impl HealthPolicy {
     /// Nothing is known yet.
-    pub fn new(probes: impl IntoIterator<Item = Probe>, hold: Hold, now: Instant) -> Self {
+    pub fn new(probes: Vec<ProbeRule>, groups: Vec<GroupRule>, hold: Hold, now: Instant) -> Self {
         Self {
-            probes: probes.into_iter().map(|(name, thresholds)| ProbeVerdict::new(name, thresholds)).collect(),
+            probes: probes.into_iter().map(ProbeVerdict::new).collect(),
+            groups,
             health: Health::Unknown,
             since: now,
             damping: Damping::new(hold),
@@ -68,8 +60,8 @@ impl HealthPolicy {
     /// Takes over the verdict of a previous run. Probes it did not know begin as unknown; those that are gone are dropped.
     pub fn restore(&mut self, past: &Past) {
         for probe in &mut self.probes {
-            if let Some((_, health)) = past.probes.iter().find(|(name, _)| *name == probe.name) {
-                probe.health = *health;
+            if let Some((_, health)) = past.probes.iter().find(|(name, _)| name == probe.name()) {
+                probe.restore(*health);
             }
         }
         for &fall in &past.falls {
@@ -83,6 +75,18 @@ impl HealthPolicy {
                 Reason::new("HeldFromBefore", "unhealthy before this start; no probe has said otherwise yet"),
             ));
         }
+    }
+
+    /// Goes on with other probes, after a change of the settings. A probe whose rule is the same keeps its verdict; the
+    /// verdicts of probes that are gone are dropped, and with them an outage that only they had seen.
+    pub fn replace(&mut self, probes: Vec<ProbeRule>, groups: Vec<GroupRule>, now: Instant) -> Option<Change> {
+        let mut before = std::mem::take(&mut self.probes);
+        for rule in probes {
+            let kept = before.iter().position(|probe| *probe.rule() == rule).map(|at| before.swap_remove(at));
+            self.probes.push(kept.unwrap_or_else(|| ProbeVerdict::new(rule)));
+        }
+        self.groups = groups;
+        self.settle(now)
     }
 
     /// Takes in one outcome of the probe numbered `probe`; returns the verdict's change, if any.
@@ -99,7 +103,7 @@ impl HealthPolicy {
     /// When [`Self::poll`] is next worth calling; never in the past.
     pub fn deadline(&self, now: Instant) -> Option<Instant> {
         let only_the_hold_is_missing =
-            self.health == Health::Unhealthy && self.probes.iter().all(|probe| probe.health == Health::Healthy);
+            self.health == Health::Unhealthy && self.groups().all(|health| health == Health::Healthy);
         if !only_the_hold_is_missing {
             return None;
         }
@@ -121,16 +125,15 @@ impl HealthPolicy {
         self.cause.as_ref()
     }
 
-    /// Whether every probe has said something since the start, if only that it knows nothing.
+    /// Whether every probe that has a say has said something since the start, if only that it knows nothing.
     pub fn all_heard(&self) -> bool {
-        self.probes.iter().all(|probe| probe.last.is_some())
+        let mut members = self.groups.iter().flat_map(|group| &group.members);
+        members.all(|member| self.probes.get(*member).is_none_or(|probe| probe.last().is_some()))
     }
 
-    /// Whether the last word of some probe is a failure that is not decided yet.
+    /// Whether a failure that is not decided yet would make the verdict unhealthy.
     pub fn suspect(&self) -> bool {
-        self.probes
-            .iter()
-            .any(|probe| matches!(probe.last, Some(Outcome::Failure(..))) && probe.health != Health::Unhealthy)
+        self.groups.iter().any(|group| group.suspect(&self.probes))
     }
 
     /// Each probe's verdict.
@@ -143,7 +146,7 @@ impl HealthPolicy {
         Past {
             health: self.health,
             since: self.since,
-            probes: self.probes.iter().map(|probe| (probe.name.clone(), probe.health)).collect(),
+            probes: self.probes.iter().map(|probe| (probe.name().to_owned(), probe.health())).collect(),
             falls: self.damping.falls().collect(),
         }
     }
@@ -154,10 +157,10 @@ impl HealthPolicy {
     }
 
     fn settle(&mut self, now: Instant) -> Option<Change> {
-        let failing = self.probes.iter().find(|probe| probe.health == Health::Unhealthy);
+        let failing = self.groups.iter().find(|group| group.health(&self.probes) == Health::Unhealthy);
         let (to, cause) = match failing {
-            Some(probe) => (Health::Unhealthy, probe.cause.clone().map(|reason| (probe.name.clone(), reason))),
-            None if !self.probes.iter().all(|probe| probe.health == Health::Healthy) => return None,
+            Some(group) => (Health::Unhealthy, self.cause_of(group)),
+            None if !self.groups().all(|health| health == Health::Healthy) => return None,
             None if self.health != Health::Unhealthy => (Health::Healthy, None),
             None if self.release_at().is_some_and(|at| at <= now) => (Health::Healthy, None),
             None => return None,
@@ -177,106 +180,41 @@ impl HealthPolicy {
         Some(Change { from: std::mem::replace(&mut self.health, to), to, cause })
     }
 
-    /// When the outage is over, if every probe's last word is good.
+    fn groups(&self) -> impl Iterator<Item = Health> {
+        self.groups.iter().map(|group| group.health(&self.probes))
+    }
+
+    /// A verdict restored from before has no reason of its own yet.
+    fn cause_of(&self, group: &GroupRule) -> Option<(String, Reason)> {
+        let culprit = group.culprit(&self.probes)?;
+        Some((culprit.name().to_owned(), culprit.cause()?.clone()))
+    }
+
+    /// When the outage is over, if enough last words are good. With nobody left to say otherwise it is over now.
     fn release_at(&self) -> Option<Instant> {
-        let good_since =
-            self.probes.iter().map(ProbeVerdict::good_since).collect::<Option<Vec<_>>>()?.into_iter().max()?;
-        Some(good_since + self.damping.hold())
+        let Some(good_since) = self.groups.iter().map(|group| group.good_since(&self.probes)).max_by(later) else {
+            return Some(self.since);
+        };
+        Some(good_since? + self.damping.hold())
     }
 }
 
-/// One probe's verdict and its streaks.
-#[derive(Debug)]
-pub struct ProbeVerdict {
-    name: String,
-    thresholds: Thresholds,
-    health: Health,
-    failures: u32,
-    successes: u32,
-    /// When the present run of successes began.
-    good_since: Option<Instant>,
-    seen_failure: bool,
-    last: Option<Outcome>,
-    cause: Option<Reason>,
-}
-
-impl ProbeVerdict {
-    fn new(name: String, thresholds: Thresholds) -> Self {
-        Self {
-            name,
-            thresholds,
-            health: Health::Unknown,
-            failures: 0,
-            successes: 0,
-            good_since: None,
-            seen_failure: false,
-            last: None,
-            cause: None,
-        }
-    }
-
-    /// The probe's name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Its verdict.
-    pub fn health(&self) -> Health {
-        self.health
-    }
-
-    /// What it said last.
-    pub fn last(&self) -> Option<&Outcome> {
-        self.last.as_ref()
-    }
-
-    /// Failures in a row so far.
-    pub fn failures(&self) -> u32 {
-        self.failures
-    }
-
-    fn observe(&mut self, outcome: Outcome, now: Instant) {
-        match &outcome {
-            Outcome::Success | Outcome::Warning(_) => {
-                self.failures = 0;
-                self.successes = self.successes.saturating_add(1);
-                self.good_since.get_or_insert(now);
-                // A first good word needs no confirmation; one that follows a failure does.
-                let first_word = self.health == Health::Unknown && !self.seen_failure;
-                if first_word || self.successes >= self.thresholds.success.get() {
-                    self.health = Health::Healthy;
-                    self.cause = None;
-                }
-            }
-            Outcome::Failure(reason, Severity::Hard | Severity::Soft) => {
-                self.successes = 0;
-                self.good_since = None;
-                self.seen_failure = true;
-                self.failures = self.failures.saturating_add(1);
-                if self.failures >= self.thresholds.failure.get() {
-                    self.health = Health::Unhealthy;
-                    self.cause = Some(reason.clone());
-                }
-            }
-            Outcome::Unknown(_) => {}
-        }
-        self.last = Some(outcome);
-    }
-
-    /// Since when it has been good, if its last word is good.
-    fn good_since(&self) -> Option<Instant> {
-        match self.last {
-            Some(Outcome::Success | Outcome::Warning(_)) => self.good_since,
-            Some(Outcome::Failure(..) | Outcome::Unknown(_)) | None => None,
-        }
+/// Not yet good is later than any moment.
+fn later(one: &Option<Instant>, other: &Option<Instant>) -> std::cmp::Ordering {
+    match (one, other) {
+        (Some(one), Some(other)) => one.cmp(other),
+        (one, other) => one.is_none().cmp(&other.is_none()),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::outcome::Severity;
+    use crate::policy::probe_verdict::Thresholds;
     use crate::policy::some_instant;
     use proptest::prelude::*;
+    use std::num::NonZeroU32;
 
     const SECOND: Duration = Duration::from_secs(1);
     const HOLD: Hold =
@@ -286,10 +224,23 @@ mod tests {
         Thresholds { failure: NonZeroU32::new(failure).unwrap(), success: NonZeroU32::new(success).unwrap() }
     }
 
+    fn rules(names: &[&str], failure: u32, success: u32) -> Vec<ProbeRule> {
+        let rule = |name: &&str| ProbeRule {
+            name: String::from(*name),
+            asks: String::new(),
+            thresholds: thresholds(failure, success),
+        };
+        names.iter().map(rule).collect()
+    }
+
+    /// Every probe must pass.
+    fn each(count: usize) -> Vec<GroupRule> {
+        (0..count).map(|member| GroupRule { members: vec![member], require: 1 }).collect()
+    }
+
     fn policy(names: &[&str]) -> (HealthPolicy, Instant) {
         let now = some_instant();
-        let probes = names.iter().map(|name| (String::from(*name), thresholds(2, 2)));
-        (HealthPolicy::new(probes, HOLD, now), now)
+        (HealthPolicy::new(rules(names, 2, 2), each(names.len()), HOLD, now), now)
     }
 
     fn failure() -> Outcome {
@@ -446,6 +397,53 @@ mod tests {
         assert_eq!(after.hold().as_secs(), 60);
     }
 
+    #[test]
+    fn one_rail_of_two_may_fail_where_any_is_enough() {
+        let now = some_instant();
+        let groups = vec![GroupRule { members: vec![0, 1], require: 1 }];
+        let mut policy = HealthPolicy::new(rules(&["rail0", "rail1"], 2, 2), groups, HOLD, now);
+        policy.observe(1, Outcome::Success, now);
+        for _ in 0..5 {
+            policy.observe(0, failure(), now);
+        }
+        assert_eq!(policy.health(), Health::Healthy);
+        policy.observe(1, failure(), now);
+        assert!(policy.suspect());
+        let change = policy.observe(1, failure(), now).unwrap();
+        assert_eq!((change.to, change.cause.unwrap().0.as_str()), (Health::Unhealthy, "rail0"));
+        policy.observe(1, Outcome::Success, now);
+        policy.observe(1, Outcome::Success, now);
+        assert_eq!(to(policy.poll(now + 30 * SECOND)), Some(Health::Healthy), "one rail is enough to recover");
+    }
+
+    #[test]
+    fn a_probe_that_only_warns_has_no_say() {
+        let now = some_instant();
+        let mut policy = HealthPolicy::new(rules(&["fabric", "wear"], 2, 2), each(1), HOLD, now);
+        policy.observe(0, Outcome::Success, now);
+        assert!(policy.all_heard(), "nor is it waited for");
+        for _ in 0..5 {
+            assert_eq!(policy.observe(1, failure(), now), None);
+        }
+        assert_eq!(policy.health(), Health::Healthy);
+    }
+
+    #[test]
+    fn other_settings_drop_the_verdicts_of_probes_that_are_gone_and_keep_the_rest() {
+        let (mut policy, start) = policy(&["fabric", "disk"]);
+        policy.observe(1, Outcome::Success, start);
+        policy.observe(0, failure(), start);
+        policy.observe(0, failure(), start);
+        assert_eq!(policy.replace(rules(&["disk", "fabric"], 2, 2), each(2), start), None, "the same probes, moved");
+        assert_eq!(policy.health(), Health::Unhealthy);
+        assert_eq!(policy.replace(rules(&["disk"], 2, 2), each(1), start + SECOND), None, "the hold still runs");
+        assert_eq!(to(policy.poll(start + 30 * SECOND)), Some(Health::Healthy));
+        policy.observe(0, failure(), start + 31 * SECOND);
+        policy.observe(0, failure(), start + 31 * SECOND);
+        let none = policy.replace(Vec::new(), Vec::new(), start + 32 * SECOND);
+        assert_eq!(to(none), Some(Health::Healthy), "with nobody left to complain");
+    }
+
     proptest! {
         /// Never too early, never too late: the verdict turns unhealthy exactly when some probe has `failure` failures with
         /// no success between.
@@ -454,9 +452,9 @@ mod tests {
             steps in proptest::collection::vec((0_usize..3, 0_u8..3), 1..200), failure_threshold in 1_u32..5
         ) {
             let now = some_instant();
-            let probes = (0..3).map(|probe| (probe.to_string(), thresholds(failure_threshold, 2)));
+            let probes = rules(&["0", "1", "2"], failure_threshold, 2);
             let never = Hold { base: Duration::from_secs(1 << 30), max: Duration::from_secs(1 << 30), window: SECOND };
-            let mut policy = HealthPolicy::new(probes, never, now);
+            let mut policy = HealthPolicy::new(probes, each(3), never, now);
             let mut streaks = [0_u32; 3];
             let mut expected = false;
             for (probe, kind) in steps {
@@ -472,7 +470,7 @@ mod tests {
         #[test]
         fn recovers_exactly_after_hold_and_successes(gap_ms in 1_u64..60_000, success in 1_u32..6) {
             let start = some_instant();
-            let mut policy = HealthPolicy::new([("p".to_owned(), thresholds(1, success))], HOLD, start);
+            let mut policy = HealthPolicy::new(rules(&["p"], 1, success), each(1), HOLD, start);
             policy.observe(0, failure(), start);
             let first_good = start + SECOND;
             let (mut recovered, mut before) = (None, start);

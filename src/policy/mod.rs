@@ -3,9 +3,11 @@
 pub mod admission;
 pub mod backoff;
 pub mod damping;
+pub mod group;
 pub mod health;
 pub mod health_file;
 pub mod outcome;
+pub mod probe_verdict;
 pub mod registration;
 pub mod round;
 

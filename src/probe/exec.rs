@@ -1,8 +1,11 @@
 //! The `exec` probe: a command's exit code says how the hardware is.
 
+use super::Probe;
+use super::lane::Abandoned;
 use crate::policy::outcome::{Outcome, Reason, Severity};
 use process_wrap::tokio::{ChildWrapper, CommandWrap, KillOnDrop, ProcessSession};
 use std::ffi::OsString;
+use std::future;
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt};
@@ -37,7 +40,10 @@ pub struct Command {
 /// Runs the command once: exit 0 is a success, 1 a failure, anything else unknown. Its first line of output is the reason.
 ///
 /// It runs in a session of its own, and the whole session's process group is killed at the deadline, or when this is dropped.
-pub async fn run(command: &Command, limit: Duration) -> Outcome {
+///
+/// # Errors
+/// [`Abandoned`] when it had to be killed.
+pub async fn run(command: &Command, limit: Duration) -> Result<Outcome, Abandoned> {
     let deadline = Instant::now() + limit;
     let name = command.program.to_string_lossy();
     let mut wrap = CommandWrap::with_new(&command.program, |process| {
@@ -52,7 +58,9 @@ pub async fn run(command: &Command, limit: Duration) -> Outcome {
     });
     let mut child = match wrap.wrap(ProcessSession).wrap(KillOnDrop).spawn() {
         Ok(child) => Running(child),
-        Err(error) => return Outcome::Unknown(Reason::new("ExecNotStarted", format!("cannot run {name}: {error}"))),
+        Err(error) => {
+            return Ok(Outcome::Unknown(Reason::new("ExecNotStarted", format!("cannot run {name}: {error}"))));
+        }
     };
     let (stdout, stderr) = (child.0.stdout().take(), child.0.stderr().take());
     let (mut said, mut complained) = (Vec::new(), Vec::new());
@@ -75,7 +83,7 @@ pub async fn run(command: &Command, limit: Duration) -> Outcome {
     // Whatever it left running in its session goes with it.
     child.kill();
     let text = first_line(&said).or_else(|| first_line(&complained)).unwrap_or_default();
-    match status {
+    Ok(match status {
         Ok(Ok(status)) => match status.code() {
             Some(0) => Outcome::Success,
             Some(1) => Outcome::Failure(Reason::new("ExecFailed", text), Severity::Hard),
@@ -85,8 +93,37 @@ pub async fn run(command: &Command, limit: Duration) -> Outcome {
         Ok(Err(error)) => Outcome::Unknown(Reason::new("ExecUnknown", format!("cannot wait for {name}: {error}"))),
         Err(_elapsed) => {
             drop(timeout(REAP_GRACE, child.0.wait()).await);
-            Outcome::Unknown(Reason::new("NotAnswering", format!("{name} did not end within {limit:?} and was killed")))
+            return Err(Abandoned);
         }
+    })
+}
+
+/// The probe.
+#[derive(Debug)]
+pub struct Exec {
+    command: Command,
+}
+
+impl Exec {
+    /// Runs `command` each round.
+    pub fn new(command: &Command) -> Self {
+        Self { command: command.clone() }
+    }
+}
+
+impl Probe for Exec {
+    type Seen = Outcome;
+
+    async fn look(&mut self, timeout: Duration) -> Result<Outcome, Abandoned> {
+        run(&self.command, timeout).await
+    }
+
+    fn judge(&mut self, seen: Outcome, _now: std::time::Instant) -> Option<Outcome> {
+        Some(seen)
+    }
+
+    async fn changed(&mut self) {
+        future::pending().await
     }
 }
 
@@ -131,7 +168,7 @@ mod tests {
     }
 
     async fn said(script: &str, limit: Duration) -> (String, String) {
-        let outcome = run(&shell(script), limit).await;
+        let Ok(outcome) = run(&shell(script), limit).await else { return ("abandoned".into(), String::new()) };
         (outcome.name().to_owned(), outcome.reason().map(ToString::to_string).unwrap_or_default())
     }
 
@@ -146,7 +183,7 @@ mod tests {
     #[tokio::test]
     async fn a_missing_program_is_unknown_and_named() {
         let command = Command { program: "/no/such/program".into(), arguments: Vec::new(), environment: Vec::new() };
-        let outcome = run(&command, LONG).await;
+        let outcome = run(&command, LONG).await.unwrap();
         assert!(outcome.reason().unwrap().message.contains("/no/such/program"));
     }
 
@@ -155,9 +192,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let pid_file = folder.path().join("pid");
         let script = format!("trap '' TERM; echo $$ > {}; sleep 600 & sleep 600", pid_file.display());
-        let (name, reason) = said(&script, Duration::from_millis(500)).await;
-        assert_eq!(name, "unknown");
-        assert!(reason.contains("was killed"), "{reason}");
+        assert_eq!(said(&script, Duration::from_millis(500)).await.0, "abandoned");
         let pid = std::fs::read_to_string(pid_file).unwrap();
         let gone = || !std::path::Path::new("/proc").join(pid.trim()).exists();
         for _ in 0..100 {
@@ -186,6 +221,6 @@ mod tests {
     async fn environment_is_cleared_but_for_what_is_set() {
         let mut command = shell("test \"$A\" = b && test -z \"$CARGO_MANIFEST_DIR\" && test -z \"$HOME\"");
         command.environment = vec![("A".into(), "b".into())];
-        assert_eq!(run(&command, LONG).await, Outcome::Success);
+        assert_eq!(run(&command, LONG).await, Ok(Outcome::Success));
     }
 }

@@ -1,5 +1,6 @@
 //! Probes: one file each, and the runner that gives them their rounds.
 
+pub mod csi;
 pub mod exec;
 pub mod health_file;
 pub mod lane;

@@ -28,17 +28,25 @@ pub struct Schedule {
 /// What one round said.
 #[derive(Debug)]
 pub struct Report {
-    /// The probe's number.
-    pub probe: usize,
-    /// Its word.
-    pub outcome: Outcome,
+    /// Which runner's probe.
+    pub runner: RunnerId,
+    /// Its word; `None` when it saw nothing that counts again.
+    pub outcome: Option<Outcome>,
     /// When the round ended.
     pub at: Instant,
+    /// How long it took.
+    pub took: Duration,
+    /// When the next one is due, if no event comes before.
+    pub next: Instant,
 }
+
+/// Tells runners apart, those of earlier settings included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RunnerId(pub u64);
 
 /// Runs `probe` until `stop`; rounds never overlap.
 pub async fn run_rounds<P: Probe>(
-    number: usize,
+    runner: RunnerId,
     mut probe: P,
     schedule: Schedule,
     reports: mpsc::Sender<Report>,
@@ -83,20 +91,25 @@ pub async fn run_rounds<P: Probe>(
             }
             (None, Err(_abandoned)) => Some(rounds.abandoned()),
         };
-        if let Some(outcome) = outcome {
-            match outcome {
-                Outcome::Failure(_, Severity::Hard) => {
-                    hard_failures += 1;
-                    if hard_failures < schedule.failure_threshold.get() {
-                        confirm_at = Some(started + schedule.confirm_interval);
-                    }
+        match &outcome {
+            Some(Outcome::Failure(_, Severity::Hard)) => {
+                hard_failures += 1;
+                if hard_failures < schedule.failure_threshold.get() {
+                    confirm_at = Some(started + schedule.confirm_interval);
                 }
-                Outcome::Success | Outcome::Warning(_) | Outcome::Failure(_, Severity::Soft) => hard_failures = 0,
-                Outcome::Unknown(_) => {}
             }
-            if reports.send(Report { probe: number, outcome, at: ended }).await.is_err() {
-                return;
-            }
+            Some(Outcome::Success | Outcome::Warning(_) | Outcome::Failure(_, Severity::Soft)) => hard_failures = 0,
+            Some(Outcome::Unknown(_)) | None => {}
+        }
+        let report = Report {
+            runner,
+            outcome,
+            at: ended,
+            took: ended - started,
+            next: confirm_at.map_or(next, |at| at.min(next)),
+        };
+        if reports.send(report).await.is_err() {
+            return;
         }
     }
 }
@@ -160,7 +173,7 @@ mod tests {
             let (sender, reports) = mpsc::channel(1000);
             let probe = Script { runs: Arc::clone(&runs), says, event: Arc::clone(&event), takes };
             #[expect(clippy::disallowed_methods, reason = "a test's own task")]
-            tokio::spawn(run_rounds(0, probe, schedule(failure_threshold), sender, stop.clone()));
+            tokio::spawn(run_rounds(RunnerId(0), probe, schedule(failure_threshold), sender, stop.clone()));
             Self { runs, event, stop, reports, start: Instant::now() }
         }
 
@@ -214,11 +227,11 @@ mod tests {
     async fn a_round_of_a_stopped_process_is_unknown_and_followed_by_one_that_counts() {
         let failure = Outcome::Failure(Reason::new("PortDown", ""), Severity::Soft);
         let mut bed = Bed::start(failure, Duration::ZERO, 2);
-        assert_eq!(bed.reports.recv().await.unwrap().outcome.name(), "failure");
+        assert_eq!(bed.reports.recv().await.unwrap().outcome.unwrap().name(), "failure");
         // The clock jumps over the next round without giving it a turn.
         tokio::time::advance(Duration::from_secs(3600)).await;
-        assert_eq!(bed.reports.recv().await.unwrap().outcome.name(), "unknown");
-        assert_eq!(bed.reports.recv().await.unwrap().outcome.name(), "failure");
+        assert_eq!(bed.reports.recv().await.unwrap().outcome.unwrap().name(), "unknown");
+        assert_eq!(bed.reports.recv().await.unwrap().outcome.unwrap().name(), "failure");
         assert_eq!(bed.seconds(), [0, 3600, 3600]);
         bed.stop.cancel();
     }
@@ -228,7 +241,7 @@ mod tests {
         let mut bed = Bed::start(Outcome::Success, Duration::from_secs(3600), 2);
         let mut said = Vec::new();
         for _ in 0..3 {
-            said.push(bed.reports.recv().await.unwrap().outcome.name());
+            said.push(bed.reports.recv().await.unwrap().outcome.unwrap().name());
         }
         assert_eq!(said, ["unknown", "unknown", "failure"]);
         assert_eq!(bed.seconds(), [0, 30, 60]);

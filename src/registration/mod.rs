@@ -11,7 +11,7 @@ mod words;
 pub use status::{Phase, Status};
 
 use crate::api::csi::NodeGetInfoResponse;
-use crate::grpc::connect::CallError;
+use crate::grpc::connect::{CallError, chain};
 use crate::grpc::driver;
 use crate::parts::{Fatal, Parts};
 use crate::path_watch::PathWatch;
@@ -380,16 +380,4 @@ async fn answer(asking: &mut Option<Asking>) -> Result<NodeGetInfoResponse, Call
         Some(call) => call.await,
         None => std::future::pending().await,
     }
-}
-
-/// The error and what is behind it, in one line.
-pub(crate) fn chain(error: &(impl Error + ?Sized)) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        source = error.source();
-    }
-    text
 }

@@ -26,7 +26,7 @@ pub enum NameError {
         name: String,
     },
     /// The path has no room in a socket address.
-    #[error("the registration socket's path {} has {} bytes; a unix socket's path holds {MAX_SOCKET_PATH_BYTES}: choose a shorter --plugin-registration-path", .path.display(), .path.as_os_str().len())]
+    #[error("the socket path {} has {} bytes; a unix socket's path holds {MAX_SOCKET_PATH_BYTES}: choose a shorter folder", .path.display(), .path.as_os_str().len())]
     TooLong {
         /// The path.
         path: PathBuf,
@@ -96,6 +96,17 @@ impl SocketPath {
             return Err(NameError::TooLong { path });
         }
         Ok(Self { folder: folder.to_owned(), path })
+    }
+
+    /// A socket of another purpose, published and withdrawn by the same rules.
+    ///
+    /// # Errors
+    /// [`NameError::TooLong`].
+    pub fn at(path: &Path) -> Result<Self, NameError> {
+        if path.as_os_str().len() > MAX_SOCKET_PATH_BYTES {
+            return Err(NameError::TooLong { path: path.to_owned() });
+        }
+        Ok(Self { folder: path.parent().unwrap_or(Path::new(".")).to_owned(), path: path.to_owned() })
     }
 
     /// The path itself.

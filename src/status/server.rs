@@ -1,0 +1,117 @@
+//! Serves the snapshot on a unix socket to the users that may know: root, and the one we run as.
+
+use super::snapshot::Snapshot;
+use crate::health_view::HealthView;
+use crate::parts::{Fatal, Parts};
+use crate::registration::Status;
+use crate::registration::socket::{PublishError, SocketPath};
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::convert::Infallible;
+use std::path::Path;
+use std::time::Duration;
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tracing::{debug, info, warn};
+
+/// Ends every status socket's name, after the driver's.
+pub const SUFFIX: &str = "-warden-status.sock";
+
+/// A client gets this long for its request.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// After a failed `accept`, so that the loop does not spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What snapshots are taken of.
+#[derive(Debug, Clone)]
+pub struct Sources {
+    /// The registration.
+    pub status: watch::Receiver<Status>,
+    /// The probes.
+    pub health: Option<watch::Receiver<HealthView>>,
+}
+
+impl Sources {
+    fn snapshot(&self) -> Snapshot {
+        let health = self.health.as_ref().map(|health| health.borrow().clone());
+        Snapshot::take(&self.status.borrow(), health.as_ref(), Instant::now().into_std())
+    }
+}
+
+/// Serves at `path` until all must end; the file goes with it. That it cannot be served is a warning: nobody depends on it.
+pub fn serve(path: &Path, sources: Sources, parts: &Parts) {
+    let socket = match SocketPath::at(path) {
+        Ok(socket) => socket,
+        Err(error) => {
+            warn!(error = &error as &dyn std::error::Error, "no status socket");
+            return;
+        }
+    };
+    let (listener, id) = match socket.publish() {
+        Ok(published) => published,
+        Err(error @ (PublishError::NotASocket { .. } | PublishError::Os { .. })) => {
+            warn!(error = &error as &dyn std::error::Error, "no status socket");
+            return;
+        }
+    };
+    info!(socket.path = %path.display(), "status socket open");
+    let (connections, stop) = (parts.clone(), parts.stop().clone());
+    parts.spawn("status server", async move {
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => break,
+                accepted = listener.accept() => match accepted {
+                    Ok((stream, _)) => connections.spawn_connection(one(stream, sources.clone(), stop.clone())),
+                    Err(error) => {
+                        debug!(error = &error as &dyn std::error::Error, "cannot accept a connection on the status socket");
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                    }
+                },
+            }
+        }
+        // A newer agent may have taken the path; then there is nothing to do.
+        drop(socket.withdraw(id));
+        Ok::<(), Fatal>(())
+    });
+}
+
+async fn one(stream: UnixStream, sources: Sources, stop: tokio_util::sync::CancellationToken) {
+    let uid = stream.peer_cred().ok().map(|peer| peer.uid());
+    let allowed = uid.is_some_and(|uid| uid == 0 || uid == rustix::process::geteuid().as_raw());
+    let service = service_fn(move |request| respond(allowed, sources.clone(), request));
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT)
+        .serve_connection(TokioIo::new(stream), service);
+    tokio::select! {
+        () = stop.cancelled() => {}
+        ended = connection => if let Err(error) = ended {
+            debug!(error = &error as &dyn std::error::Error, "a connection on the status socket broke");
+        },
+    }
+}
+
+async fn respond(
+    allowed: bool,
+    sources: Sources,
+    request: Request<Incoming>,
+) -> Result<Response<Full<Bytes>>, Infallible> {
+    let (status, text) = match (request.method(), request.uri().path()) {
+        _ if !allowed => (StatusCode::FORBIDDEN, "only root and the agent's own user may ask\n".to_owned()),
+        (&Method::GET, "/status") => match serde_json::to_string(&sources.snapshot()) {
+            Ok(text) => (StatusCode::OK, text),
+            Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+        },
+        _ => (StatusCode::NOT_FOUND, "only GET /status is answered here\n".to_owned()),
+    };
+    let mut response = Response::new(Full::new(Bytes::from(text)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+    Ok(response)
+}

@@ -1,0 +1,176 @@
+//! The snapshot: one JSON document. Ages and waits are seconds, so that no clock needs to agree.
+
+use crate::config::probes::OnFailure;
+use crate::config::settings::Reaction;
+use crate::health_view::{HealthView, ProbeView};
+use crate::registration::{Phase, Status};
+use serde::{Deserialize, Serialize};
+use std::time::Instant;
+
+/// Everything at one moment.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Snapshot {
+    /// The agent's version.
+    pub version: String,
+    /// The driver's name, once known.
+    pub driver: Option<String>,
+    /// The kubelet's side.
+    pub registration: RegistrationNow,
+    /// The verdict; absent without a health source.
+    pub health: Option<HealthNow>,
+    /// Each probe.
+    pub probes: Vec<ProbeNow>,
+    /// What happens next, for a person.
+    pub next: String,
+}
+
+/// The registration at one moment.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RegistrationNow {
+    /// A stable word: `registered`, `withdrawn`, …
+    pub phase: String,
+    /// For how long.
+    pub for_seconds: f64,
+    /// Whether the kubelet has confirmed us since our start.
+    pub confirmed: bool,
+    /// The registration socket.
+    pub socket: Option<String>,
+    /// What stands in the way.
+    pub trouble: Option<String>,
+}
+
+/// The verdict at one moment.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HealthNow {
+    /// `unknown`, `healthy` or `unhealthy`.
+    pub verdict: String,
+    /// For how long.
+    pub for_seconds: f64,
+    /// The probe that made it unhealthy; empty when held from a run before.
+    pub cause_probe: Option<String>,
+    /// What that probe saw.
+    pub cause_reason: Option<String>,
+    /// When the recovery is believed, if all stays well.
+    pub recovery_in_seconds: Option<f64>,
+    /// `observe` or `deregister`.
+    pub on_unhealthy: String,
+}
+
+/// One probe at one moment.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ProbeNow {
+    /// Its name.
+    pub name: String,
+    /// `health-file`, `csi`, `exec`.
+    pub r#type: String,
+    /// `success`, `warning`, `failure`, `unknown`; absent before its first word.
+    pub outcome: Option<String>,
+    /// The stable code of its reason.
+    pub reason: Option<String>,
+    /// The reason's sentence.
+    pub message: Option<String>,
+    /// How old its last word is.
+    pub age_seconds: Option<f64>,
+    /// Its own verdict.
+    pub verdict: String,
+    /// Failures in a row.
+    pub failures: u32,
+    /// Successes in a row.
+    pub successes: u32,
+    /// Failures in a row that decide.
+    pub failure_threshold: u32,
+    /// Successes in a row that decide.
+    pub success_threshold: u32,
+    /// `fail` or `warn`.
+    pub on_failure: String,
+    /// When it runs next, if no event comes before.
+    pub next_in_seconds: Option<f64>,
+}
+
+impl Snapshot {
+    /// What is known at `now`.
+    pub fn take(status: &Status, health: Option<&HealthView>, now: Instant) -> Self {
+        let mut snapshot = Self {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            driver: status.driver_name.clone(),
+            registration: RegistrationNow {
+                phase: phase(status.phase).to_owned(),
+                for_seconds: seconds(now.saturating_duration_since(status.since)),
+                confirmed: status.confirmed,
+                socket: status.socket.as_ref().map(|path| path.display().to_string()),
+                trouble: status.trouble.clone(),
+            },
+            health: health.and_then(|view| health_now(view, now)),
+            probes: health
+                .map(|view| view.probes.iter().map(|probe| probe_now(probe, now)).collect())
+                .unwrap_or_default(),
+            next: String::new(),
+        };
+        snapshot.next = super::next::words(&snapshot);
+        snapshot
+    }
+}
+
+/// The phase's stable word.
+fn phase(phase: Phase) -> &'static str {
+    match phase {
+        Phase::WaitingForDriver => "waitingForDriver",
+        Phase::WaitingForHealth => "waitingForHealth",
+        Phase::Withdrawn => "withdrawn",
+        Phase::Showing => "showing",
+        Phase::Lost => "lost",
+        Phase::WaitingForKubelet => "waitingForKubelet",
+        Phase::Refused => "refused",
+        Phase::Registered => "registered",
+        Phase::StandingBy => "standingBy",
+    }
+}
+
+fn health_now(view: &HealthView, now: Instant) -> Option<HealthNow> {
+    let (health, since) = view.verdict?;
+    let on_unhealthy = match view.reaction {
+        Reaction::Observe => "observe",
+        Reaction::Deregister => "deregister",
+    };
+    Some(HealthNow {
+        verdict: health.name().to_owned(),
+        for_seconds: seconds(now.saturating_duration_since(since)),
+        cause_probe: view.cause.as_ref().map(|(probe, _)| probe.clone()),
+        cause_reason: view.cause.as_ref().map(|(_, reason)| reason.clone()),
+        recovery_in_seconds: view.release_at.map(|at| seconds(at.saturating_duration_since(now))),
+        on_unhealthy: on_unhealthy.to_owned(),
+    })
+}
+
+fn probe_now(probe: &ProbeView, now: Instant) -> ProbeNow {
+    let (outcome, at) = probe.last.as_ref().map_or((None, None), |(outcome, at)| (Some(outcome), Some(*at)));
+    let reason = outcome.and_then(|outcome| outcome.reason());
+    let on_failure = match probe.settings.on_failure {
+        OnFailure::Fail => "fail",
+        OnFailure::Warn => "warn",
+    };
+    ProbeNow {
+        name: probe.settings.name.clone(),
+        r#type: probe.settings.kind.name().to_owned(),
+        outcome: outcome.map(|outcome| outcome.name().to_owned()),
+        reason: reason.map(|reason| reason.code.to_owned()),
+        message: reason.map(|reason| reason.message.clone()),
+        age_seconds: at.map(|at| seconds(now.saturating_duration_since(at))),
+        verdict: probe.health.name().to_owned(),
+        failures: probe.streak.0,
+        successes: probe.streak.1,
+        failure_threshold: probe.settings.thresholds.failure.get(),
+        success_threshold: probe.settings.thresholds.success.get(),
+        on_failure: on_failure.to_owned(),
+        next_in_seconds: probe.next.map(|at| seconds(at.saturating_duration_since(now))),
+    }
+}
+
+/// To the millisecond: more would only be noise in a JSON document.
+fn seconds(duration: std::time::Duration) -> f64 {
+    (duration.as_secs_f64() * 1e3).round() / 1e3
+}
