@@ -2,6 +2,7 @@
 
 pub mod demo;
 pub mod go_flags;
+pub mod install;
 pub mod probe;
 pub mod run;
 pub mod status;
@@ -24,6 +25,7 @@ Commands (`csi-warden COMMAND --help` tells more):
   demo      play a failure and a recovery with an embedded driver and kubelet, without a cluster
   probe     run a command as a health check, once or again and again, and write the shared health file
   status    show what a running agent knows, and what would happen next
+  install   copy this program to a folder, for exec probes in other containers
   help      this text
   version   print the version";
 
@@ -46,6 +48,7 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
         "demo" => demo::main(rest),
         "probe" => probe::main(rest),
         "status" => status::main(rest),
+        "install" => install::main(rest),
         "help" => run::main(&program, std::iter::once(OsString::from("--help"))),
         "version" => run::main(&program, std::iter::once(OsString::from("--version"))),
         other => {
