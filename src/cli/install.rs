@@ -48,14 +48,14 @@ fn copy_to(folder: &Path) -> anyhow::Result<PathBuf> {
     let mut program = File::open("/proc/self/exe").context("cannot read this program")?;
     let path = folder.join("csi-warden");
     let hidden = folder.join(format!(".csi-warden.{}.new", std::process::id()));
-    let copy = || -> std::io::Result<()> {
+    let mut copy_over = || -> std::io::Result<()> {
         let mut copy = File::options().write(true).create_new(true).open(&hidden)?;
         std::io::copy(&mut program, &mut copy)?;
         copy.set_permissions(fs::Permissions::from_mode(0o755))?;
         drop(copy);
         fs::rename(&hidden, &path)
     };
-    match copy() {
+    match copy_over() {
         Ok(()) => Ok(path),
         Err(error) => {
             drop(fs::remove_file(&hidden));
