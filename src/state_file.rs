@@ -149,22 +149,16 @@ impl StateFile {
             reason,
         };
         let text = serde_json::to_vec_pretty(&written).map_err(io::Error::other)?;
-        let hidden = self.path.with_extension(format!("json.{}.new", std::process::id()));
-        if let Some(folder) = self.path.parent() {
-            match DirBuilder::new().mode(0o700).create(folder) {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-                Ok(()) | Err(_) => {}
-            }
+        let folder = self.path.parent().unwrap_or(Path::new("."));
+        match DirBuilder::new().mode(0o700).create(folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            Ok(()) | Err(_) => {}
         }
-        let write = || {
-            // A leftover of a process with our number, or a trap: never written through.
-            drop(fs::remove_file(&hidden));
-            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let mut file = File::from(openat(CWD, &hidden, flags, Mode::RUSR | Mode::WUSR)?);
-            file.write_all(&text)?;
-            fs::rename(&hidden, &self.path)
-        };
-        write().inspect_err(|_| drop(fs::remove_file(&hidden)))
+        // Mode 0600, under a name that nobody can have prepared.
+        let mut new = tempfile::Builder::new().prefix(".warden-").tempfile_in(folder)?;
+        new.write_all(&text)?;
+        new.persist(&self.path).map_err(|error| error.error)?;
+        Ok(())
     }
 
     fn read(&self) -> Result<Option<Vec<u8>>, Problem> {

@@ -1,7 +1,10 @@
 //! The log: klog's text or JSON on stderr, as the replaced sidecars write it.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fmt::{self, Write as _};
+use std::io;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 use time::OffsetDateTime;
 use tracing::field::{Field, Visit};
@@ -95,10 +98,48 @@ pub fn init(settings: LogSettings) {
     let format = settings.format;
     let layer = tracing_subscriber::fmt::layer()
         .event_format(Klog { format })
-        .with_writer(std::io::stderr)
+        .with_writer(|| Stderr)
         .with_filter(Verbosity(settings));
     // Only a test that starts two daemons in one process calls it twice.
     drop(Registry::default().with(layer).try_init());
+}
+
+/// Lines that were not written because whoever reads stderr does not.
+static LOST: AtomicU64 = AtomicU64::new(0);
+
+/// Stderr, but never waited for: a stuck log reader must not stop a node's registration. What does not fit is counted.
+struct Stderr;
+
+impl io::Write for Stderr {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let stderr = io::stderr();
+        if !takes_a_line(&stderr) {
+            LOST.fetch_add(1, Ordering::Relaxed);
+            return Ok(line.len());
+        }
+        let lost = LOST.swap(0, Ordering::Relaxed);
+        if lost > 0 {
+            let note = text_line(
+                'W',
+                "telemetry.rs",
+                &format!("{lost} log lines were lost: nobody read stderr"),
+                SystemTime::now(),
+            );
+            io::Write::write_all(&mut &stderr, note.as_bytes())?;
+        }
+        io::Write::write_all(&mut &stderr, line)?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A pipe that polls as writable takes at least [`MAX_LINE_BYTES`] without blocking.
+fn takes_a_line(stderr: &io::Stderr) -> bool {
+    let mut fds = [PollFd::new(stderr, PollFlags::OUT)];
+    matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1)) && !fds[0].revents().is_empty()
 }
 
 /// The klog level that a line needs: 0 is always shown, 4 with `--v=4`.
@@ -138,8 +179,20 @@ where
             Format::Text => text(event.metadata(), &fields, SystemTime::now()),
             Format::Json => json(event.metadata(), fields, SystemTime::now()),
         };
-        writer.write_str(&line)
+        writer.write_str(&cut(line))
     }
+}
+
+/// A pipe takes this much in one piece or not at all (PIPE_BUF), the note about lost lines included.
+const MAX_LINE_BYTES: usize = 4096 - 256;
+
+fn cut(mut line: String) -> String {
+    if line.len() > MAX_LINE_BYTES {
+        let end = (0..=MAX_LINE_BYTES - 5).rev().find(|end| line.is_char_boundary(*end)).unwrap_or(0);
+        line.truncate(end);
+        line.push_str("…\n");
+    }
+    line
 }
 
 /// An event's message and its fields, in their order.
@@ -204,19 +257,8 @@ fn text(metadata: &Metadata<'_>, fields: &Fields, now: SystemTime) -> String {
         Level::WARN => 'W',
         Level::INFO | Level::DEBUG | Level::TRACE => 'I',
     };
-    let now = OffsetDateTime::from(now);
-    let mut line = format!(
-        "{severity}{:02}{:02} {:02}:{:02}:{:02}.{:06} {:>7} {}] {:?}",
-        u8::from(now.month()),
-        now.day(),
-        now.hour(),
-        now.minute(),
-        now.second(),
-        now.microsecond(),
-        std::process::id(),
-        caller(metadata),
-        fields.message,
-    );
+    let mut line = text_line(severity, &caller(metadata), &fields.message, now);
+    line.pop();
     for (name, value) in &fields.fields {
         // Writing to a String cannot fail.
         let written = match value {
@@ -227,6 +269,21 @@ fn text(metadata: &Metadata<'_>, fields: &Fields, now: SystemTime) -> String {
     }
     line.push('\n');
     line
+}
+
+/// A line without fields.
+fn text_line(severity: char, caller: &str, message: &str, now: SystemTime) -> String {
+    let now = OffsetDateTime::from(now);
+    format!(
+        "{severity}{:02}{:02} {:02}:{:02}:{:02}.{:06} {:>7} {caller}] {message:?}\n",
+        u8::from(now.month()),
+        now.day(),
+        now.hour(),
+        now.minute(),
+        now.second(),
+        now.microsecond(),
+        std::process::id(),
+    )
 }
 
 fn json(metadata: &Metadata<'_>, fields: Fields, now: SystemTime) -> String {

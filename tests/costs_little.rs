@@ -103,3 +103,51 @@ async fn no_way_of_waiting_spins() {
         assert!(spent < WATCHED.as_secs_f64() / 10.0, "{wait}: {spent} s of CPU in {WATCHED:?}");
     }
 }
+
+/// A log reader that is stuck must stop nothing; what was lost is counted.
+#[tokio::test]
+async fn a_full_log_pipe_stops_nothing() {
+    let bed = Bed::new();
+    let _driver = bed.driver();
+    let (reader, writer) = std::io::pipe().unwrap();
+    let capacity = rustix::pipe::fcntl_getpipe_size(&writer).unwrap();
+    (&writer).write_all(&vec![b'.'; capacity]).unwrap();
+    let mut kubelet = bed.kubelet();
+    let mut child = bed.command(&["--v=5"]).stderr(writer).spawn().unwrap();
+    kubelet.registered().await;
+    fs::remove_file(bed.registration_socket()).unwrap();
+    kubelet.deregistered().await;
+    kubelet.registered().await;
+    let mut reader = reader;
+    reader.read_exact(&mut vec![0; capacity]).unwrap();
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let (status, rest) = tokio::task::spawn_blocking(move || {
+        let mut rest = String::new();
+        reader.read_to_string(&mut rest).unwrap();
+        (child.wait().unwrap(), rest)
+    })
+    .await
+    .unwrap();
+    assert!(status.success());
+    assert!(rest.contains("log lines were lost") && rest.contains("SIGTERM"), "{rest}");
+    assert!(bed.registration_folder().is_empty());
+}
+
+/// Report 16: a lasting trouble is told at a fixed rate.
+#[tokio::test]
+async fn running_out_of_descriptors_does_not_flood_the_log() {
+    let bed = Bed::new();
+    let _driver = bed.driver();
+    let mut kubelet = bed.kubelet();
+    let agent = bed.command(&[]);
+    let mut limited = std::process::Command::new("sh");
+    limited.args(["-c", "ulimit -n 16 && exec \"$@\"", "sh"]).arg(agent.get_program()).args(agent.get_args());
+    let agent = Agent::start(limited, bed.at("agent.log"));
+    kubelet.registered().await;
+    let held: Vec<_> = (0..40).map(|_| std::os::unix::net::UnixStream::connect(bed.registration_socket())).collect();
+    agent.logs("cannot accept a connection").await;
+    sleep(Duration::from_secs(3)).await;
+    assert_eq!(agent.log().matches("cannot accept a connection").count(), 1, "{}", agent.log());
+    drop(held);
+}

@@ -2,9 +2,14 @@
 
 mod bed;
 
-use bed::{Bed, eventually, get_later, names, status_becomes, steadily};
+use bed::{Agent, Bed, eventually, get_later, names, status_becomes, steadily};
+use csi_warden::api::registration::registration_client::RegistrationClient;
+use csi_warden::api::registration::{InfoRequest, RegistrationStatus};
+use csi_warden::grpc::authority::{AuthorityAs, percent_encode_path};
+use csi_warden::grpc::connect::{Connection, origin};
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::process::CommandExt;
 use std::time::Duration;
 use tokio::time::sleep;
 
@@ -415,4 +420,75 @@ async fn a_stopped_and_continued_agent_holds_its_verdict() {
     }
     assert_eq!(bed.inode(), inode);
     assert!(kubelet.since().is_empty());
+}
+
+/// A withdrawal that fails is tried again until the socket is gone, and nobody is told that it is.
+#[tokio::test]
+async fn a_socket_that_cannot_be_unlinked_is_unlinked_as_soon_as_it_can() {
+    if !bed::is_root() {
+        // The agent must run as a user whom the folder can be taken from; CI is root.
+        return;
+    }
+    let bed = Bed::new();
+    let _driver = bed.driver();
+    bed.health("OK");
+    fs::set_permissions(bed.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(bed.driver_socket(), fs::Permissions::from_mode(0o666)).unwrap();
+    chown(bed.at("reg"), Some(65534), None).unwrap();
+    chown(bed.at("state"), Some(65534), None).unwrap();
+    let mut kubelet = bed.kubelet();
+    let address = format!("127.0.0.1:{}", bed::free_port());
+    let mut command = bed.watching_command(&[&format!("--http-endpoint={address}")]);
+    command.uid(65534).gid(65534);
+    let agent = Agent::start(command, bed.at("agent.log"));
+    kubelet.registered().await;
+    chown(bed.at("reg"), Some(0), None).unwrap();
+    twice(&bed, "ERROR").await;
+    agent.logs("cannot unlink the registration socket").await;
+    assert!(bed.shown());
+    assert!(status_becomes(&address, "/readyz", 503).await.contains("cannot unlink"));
+    chown(bed.at("reg"), Some(65534), None).unwrap();
+    kubelet.deregistered().await;
+    status_becomes(&address, "/readyz", 200).await;
+}
+
+#[tokio::test]
+async fn a_socket_whose_other_agent_dies_while_we_are_unhealthy_is_withdrawn() {
+    let bed = Bed::new();
+    let _driver = bed.driver();
+    let mut kubelet = bed.kubelet();
+    let mut unaware = bed.agent(&[]);
+    kubelet.registered().await;
+    bed.health("ERROR");
+    let aware = bed.watching_agent(&[]);
+    aware.logs("unhealthy, but another agent serves the registration socket").await;
+    assert!(bed.shown());
+    unaware.kill().await;
+    kubelet.deregistered().await;
+}
+
+/// The kubelet's last word on a registration that was withdrawn meanwhile says nothing about the next one.
+#[tokio::test]
+async fn a_late_notification_on_an_old_connection_confirms_nothing() {
+    let bed = Bed::new();
+    let _driver = bed.driver();
+    bed.health("OK");
+    let address = format!("127.0.0.1:{}", bed::free_port());
+    let _agent = bed.watching_agent(&[&format!("--http-endpoint={address}")]);
+    eventually("shown", || bed.shown()).await;
+    let stream = tokio::net::UnixStream::connect(bed.registration_socket()).await.unwrap();
+    let authority = percent_encode_path(&bed.registration_socket());
+    let connection = Connection::over(AuthorityAs::new(stream, authority)).await.unwrap();
+    let mut slow_kubelet = RegistrationClient::with_origin(connection, origin());
+    slow_kubelet.get_info(InfoRequest {}).await.unwrap();
+    twice(&bed, "ERROR").await;
+    eventually("withdrawn", || !bed.shown()).await;
+    twice(&bed, "OK").await;
+    eventually("shown again", || bed.shown()).await;
+    let accepted = RegistrationStatus { plugin_registered: true, error: String::new() };
+    slow_kubelet.notify_registration_status(accepted).await.unwrap();
+    sleep(Duration::from_millis(300)).await;
+    assert_eq!(get_later(&address, "/registered").await.unwrap().0, 503);
+    let _kubelet = bed.kubelet();
+    status_becomes(&address, "/registered", 200).await;
 }

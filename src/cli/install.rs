@@ -47,21 +47,15 @@ fn copy_to(folder: &Path) -> anyhow::Result<PathBuf> {
     // Not by its name: the file may have been replaced since we started.
     let mut program = File::open("/proc/self/exe").context("cannot read this program")?;
     let path = folder.join("csi-warden");
-    let hidden = folder.join(format!(".csi-warden.{}.new", std::process::id()));
     let mut copy_over = || -> std::io::Result<()> {
-        let mut copy = File::options().write(true).create_new(true).open(&hidden)?;
+        let mut copy = tempfile::Builder::new().prefix(".csi-warden-").tempfile_in(folder)?;
         std::io::copy(&mut program, &mut copy)?;
-        copy.set_permissions(fs::Permissions::from_mode(0o755))?;
-        drop(copy);
-        fs::rename(&hidden, &path)
+        copy.as_file().set_permissions(fs::Permissions::from_mode(0o755))?;
+        // Not open for writing any more, or it could not be run yet.
+        copy.into_temp_path().persist(&path).map_err(|error| error.error)
     };
-    match copy_over() {
-        Ok(()) => Ok(path),
-        Err(error) => {
-            drop(fs::remove_file(&hidden));
-            Err(error).with_context(|| format!("cannot copy this program to {}", path.display()))
-        }
-    }
+    copy_over().with_context(|| format!("cannot copy this program to {}", path.display()))?;
+    Ok(path)
 }
 
 #[cfg(test)]

@@ -63,7 +63,7 @@ impl fmt::Display for CallError {
                 write!(f, "{} accepted but did not answer within {after:?}", path.display())
             }
             Self::Status { path, source } => {
-                write!(f, "{} answered {:?}: {}", path.display(), source.code(), source.message())
+                write!(f, "{} answered {:?}: {}", path.display(), source.code(), fit_for_a_line(source.message()))
             }
         }
     }
@@ -164,6 +164,14 @@ impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }
+}
+
+/// Longest text of somebody else's that is passed on.
+const MAX_FOREIGN_CHARS: usize = 1024;
+
+/// Somebody else's text, without control characters and not without end.
+pub fn fit_for_a_line(text: &str) -> String {
+    text.chars().map(|char| if char.is_control() { ' ' } else { char }).take(MAX_FOREIGN_CHARS).collect()
 }
 
 /// The error and what is behind it, in one line.

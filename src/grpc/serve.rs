@@ -2,6 +2,7 @@
 
 use super::authority::AuthorityFix;
 use crate::parts::Parts;
+use crate::quiet::Quiet;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -9,6 +10,7 @@ use hyper_util::service::TowerToHyperService;
 use std::convert::Infallible;
 use std::time::Duration;
 use tokio::net::UnixListener;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tower_service::Service;
@@ -25,13 +27,19 @@ where
 {
     let connections = parts.clone();
     parts.spawn(name, async move {
+        let mut quiet = Quiet::default();
         loop {
             let stream = tokio::select! {
                 () = stop.cancelled() => return Ok(()),
                 accepted = listener.accept() => match accepted {
-                    Ok((stream, _)) => stream,
+                    Ok((stream, _)) => {
+                        quiet.end();
+                        stream
+                    }
                     Err(error) => {
-                        warn!(error = &error as &dyn std::error::Error, part = name, "cannot accept a connection");
+                        if quiet.begin_or_repeat(&error.to_string(), Instant::now()) {
+                            warn!(error = &error as &dyn std::error::Error, part = name, "cannot accept a connection");
+                        }
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                         continue;
                     }

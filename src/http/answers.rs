@@ -77,7 +77,8 @@ impl Answers {
 
 fn readyz(status: &Status) -> Answer {
     let ready = match status.phase {
-        Phase::Withdrawn | Phase::Registered => true,
+        Phase::Withdrawn => !status.stuck,
+        Phase::Registered => true,
         Phase::WaitingForDriver
         | Phase::WaitingForHealth
         | Phase::Showing
@@ -116,7 +117,7 @@ fn words(status: &Status) -> String {
 fn pprof(rest: &str) -> Answer {
     match rest {
         "/cmdline" => {
-            let line: Vec<String> = std::env::args().collect();
+            let line: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
             (StatusCode::OK, line.join("\0"))
         }
         "" | "/" => (

@@ -190,6 +190,11 @@ impl Registration {
         self.wanted
     }
 
+    /// Whether our socket is at the path, as far as we know.
+    pub fn shown(&self) -> bool {
+        self.shown
+    }
+
     /// Whether the kubelet has confirmed us at least once.
     pub fn confirmed(&self) -> bool {
         self.confirmed
@@ -245,6 +250,10 @@ impl Registration {
             // At the first verdict a dead socket of our last life may still be there.
             (State::Hidden { not_before: None }, Event::Unwanted) => hide,
             (State::Hidden { .. }, Event::Unwanted) => stay,
+            // The withdrawal failed, or another agent died and left its socket: the kubelet still has the driver.
+            (State::Hidden { .. }, Event::Path(Ours | Dead)) if self.wanted == Some(false) => {
+                (self.state, Some(Action::Withdraw))
+            }
             // A kubelet call that was on its way when we withdrew, or the end of a question that no longer matters.
             (
                 State::Hidden { .. },
@@ -295,7 +304,7 @@ impl Registration {
                 | Event::Path(_),
             ) => stay,
 
-            (State::Publishing { .. }, Event::Published) => self.shown(now),
+            (State::Publishing { .. }, Event::Published) => self.wait_for_kubelet(now),
             (State::Publishing { .. }, Event::PublishFailed) => {
                 (State::Publishing { at: Some(now + self.publish_pauses.pause()) }, None)
             }
@@ -375,7 +384,7 @@ impl Registration {
         (State::Publishing { at: None }, Some(Action::Publish(rival)))
     }
 
-    fn shown(&mut self, now: Instant) -> (State, Option<Action>) {
+    fn wait_for_kubelet(&mut self, now: Instant) -> (State, Option<Action>) {
         (State::Shown { until: now + self.patience.pause() }, None)
     }
 
@@ -461,6 +470,20 @@ mod tests {
         let (mut registration, now) = registration();
         assert_eq!(registration.on(Event::Unwanted, now), Some(Action::Withdraw));
         assert_eq!(registration.on(Event::Unwanted, now), None);
+    }
+
+    #[test]
+    fn a_socket_that_is_still_there_after_the_withdrawal_is_withdrawn_again() {
+        let (mut registration, now) = registered();
+        registration.on(Event::Unwanted, now);
+        for path in [PathState::Ours, PathState::Dead] {
+            assert_eq!(registration.on(Event::Path(path), now), Some(Action::Withdraw));
+        }
+        for path in [PathState::Gone, PathState::Held] {
+            assert_eq!(registration.on(Event::Path(path), now), None);
+        }
+        registration.on(Event::Wanted, now);
+        assert_eq!(registration.on(Event::Path(PathState::Dead), now), None, "it is about to be replaced");
     }
 
     #[test]

@@ -11,7 +11,7 @@ mod words;
 pub use status::{Phase, Status};
 
 use crate::api::csi::NodeGetInfoResponse;
-use crate::grpc::connect::{CallError, chain};
+use crate::grpc::connect::{CallError, chain, fit_for_a_line};
 use crate::grpc::driver;
 use crate::parts::{Fatal, Parts};
 use crate::path_watch::PathWatch;
@@ -20,7 +20,7 @@ use crate::policy::backoff::Backoff;
 use crate::policy::registration::{Action, Event, PathState, Registration, RegistrationTimings, Rival, State};
 use crate::quiet::Quiet;
 use path::PathLooks;
-use server::{KubeletCall, KubeletService};
+use server::{Calls, KubeletCall, KubeletService, ServedCall};
 use socket::{FileId, Found, PublishError, SocketPath};
 use std::collections::VecDeque;
 use std::error::Error;
@@ -65,7 +65,8 @@ pub struct RegistrationPart {
     parts: Parts,
     policy: Registration,
     status: watch::Sender<Status>,
-    calls: mpsc::Sender<KubeletCall>,
+    calls: mpsc::Sender<ServedCall>,
+    next_serial: u64,
     /// The socket we serve, whoever holds the path.
     served: Option<Served>,
     asking: Option<Asking>,
@@ -80,21 +81,22 @@ pub struct RegistrationPart {
     driver_quiet: Quiet,
     refusal_quiet: Quiet,
     publish_quiet: Quiet,
+    stuck_quiet: Quiet,
+    other_quiet: Quiet,
+    /// The last try to withdraw the socket failed.
+    stuck: bool,
 }
 
 struct Served {
     id: FileId,
+    serial: u64,
     /// Dropped after the unlink: it keeps the inode from being reused.
     stop: CancellationToken,
 }
 
 impl RegistrationPart {
     /// Nothing is shown yet. `status` is told about every change.
-    pub fn new(
-        settings: Settings,
-        parts: &Parts,
-        status: watch::Sender<Status>,
-    ) -> (Self, mpsc::Receiver<KubeletCall>) {
+    pub fn new(settings: Settings, parts: &Parts, status: watch::Sender<Status>) -> (Self, mpsc::Receiver<ServedCall>) {
         let (calls, received) = mpsc::channel(16);
         let mut node_info_deadline = Backoff::new(FIRST_NODE_INFO_DEADLINE, NODE_INFO_DEADLINE);
         let part = Self {
@@ -105,6 +107,7 @@ impl RegistrationPart {
             parts: parts.clone(),
             status,
             calls,
+            next_serial: 0,
             served: None,
             asking: None,
             next_deadline: node_info_deadline.pause(),
@@ -115,6 +118,9 @@ impl RegistrationPart {
             driver_quiet: Quiet::default(),
             refusal_quiet: Quiet::default(),
             publish_quiet: Quiet::default(),
+            stuck_quiet: Quiet::default(),
+            other_quiet: Quiet::default(),
+            stuck: false,
         };
         (part, received)
     }
@@ -125,7 +131,7 @@ impl RegistrationPart {
     /// When something that is not a socket holds the path.
     pub async fn run(
         mut self,
-        mut received: mpsc::Receiver<KubeletCall>,
+        mut received: mpsc::Receiver<ServedCall>,
         mut admission: watch::Receiver<Admission>,
     ) -> Result<(), Fatal> {
         let stop = self.parts.stop().clone();
@@ -142,7 +148,7 @@ impl RegistrationPart {
                     Admission::Withhold => Some(Event::Unwanted),
                     Admission::Wait => None,
                 },
-                Some(call) = received.recv() => Some(self.heard(call)),
+                Some(call) = received.recv() => self.heard(call),
                 answer = answer(&mut self.asking) => Some(self.answered(answer)),
                 () = self.watch.changed() => self.look().await?,
                 _ = recheck.tick() => self.look().await?,
@@ -179,8 +185,13 @@ impl RegistrationPart {
         Ok(())
     }
 
-    fn heard(&mut self, call: KubeletCall) -> Event {
-        match call {
+    /// What the kubelet said on the socket that we serve now. What it says on a connection to an older one is about a
+    /// registration that is no more.
+    fn heard(&mut self, call: ServedCall) -> Option<Event> {
+        if self.served.as_ref().is_none_or(|served| served.serial != call.serial) {
+            return None;
+        }
+        Some(match call.call {
             KubeletCall::GetInfo => Event::GetInfo,
             KubeletCall::Accepted => {
                 self.trouble = None;
@@ -190,7 +201,7 @@ impl RegistrationPart {
                 Event::Accepted
             }
             KubeletCall::Refused(text) => {
-                let shown = format!("the kubelet refused the driver: {text}");
+                let shown = format!("the kubelet refused the driver: {}", fit_for_a_line(&text));
                 if self.refusal_quiet.begin_or_repeat(&text, Instant::now()) {
                     error!(
                         driver.name = self.settings.driver_name,
@@ -202,7 +213,7 @@ impl RegistrationPart {
                 self.trouble = Some(shown);
                 Event::Refused
             }
-        }
+        })
     }
 
     fn ask(&mut self) {
@@ -271,10 +282,12 @@ impl RegistrationPart {
         match self.settings.socket.publish() {
             Ok((listener, id)) => {
                 let stop = self.parts.stop().child_token();
-                let service =
-                    KubeletService::new(&self.settings.driver_name, &self.settings.endpoint, self.calls.clone());
+                let serial = self.next_serial;
+                self.next_serial += 1;
+                let calls = Calls { serial, sender: self.calls.clone() };
+                let service = KubeletService::new(&self.settings.driver_name, &self.settings.endpoint, calls);
                 service.serve(listener, &self.parts, stop.clone());
-                if let Some(old) = self.served.replace(Served { id, stop }) {
+                if let Some(old) = self.served.replace(Served { id, serial, stop }) {
                     old.stop.cancel();
                 }
                 info!(
@@ -303,7 +316,8 @@ impl RegistrationPart {
         }
     }
 
-    /// Unlinks our socket, or a dead one in its place, and only then stops listening.
+    /// Unlinks our socket, or a dead one in its place, and only then stops listening. When that fails we go on serving what
+    /// the kubelet still sees, and the next look tries again.
     async fn withdraw(&mut self) {
         self.asking = None;
         let socket = self.settings.socket.clone();
@@ -319,20 +333,46 @@ impl RegistrationPart {
             Err(error) => Err(error),
         };
         match removed {
-            Ok(true) => info!(
-                driver.name = self.settings.driver_name,
-                socket.path = %socket.path().display(),
-                "registration socket withdrawn; the kubelet drops the driver"
-            ),
-            Ok(false) => {}
-            Err(error) => error!(
-                error = &error as &dyn Error,
-                socket.path = %socket.path().display(),
-                "cannot unlink the registration socket, so the kubelet still has the driver"
-            ),
+            Ok(unlinked) => {
+                self.stuck_quiet.end();
+                if unlinked {
+                    info!(
+                        driver.name = self.settings.driver_name,
+                        socket.path = %socket.path().display(),
+                        "registration socket withdrawn; the kubelet drops the driver"
+                    );
+                }
+                self.stuck = false;
+                self.trouble = None;
+                if let Some(served) = self.served.take() {
+                    served.stop.cancel();
+                }
+            }
+            Err(error) => {
+                let text = format!("cannot unlink {}: {error}", socket.path().display());
+                if self.stuck_quiet.begin_or_repeat(&text, Instant::now()) {
+                    error!(
+                        error = &error as &dyn Error,
+                        socket.path = %socket.path().display(),
+                        "cannot unlink the registration socket, so the kubelet still has the driver; trying again"
+                    );
+                }
+                self.stuck = true;
+                self.trouble = Some(text);
+            }
         }
-        if let Some(served) = self.served.take() {
-            served.stop.cancel();
+    }
+
+    /// Unhealthy, and somebody else serves our path: nothing of ours to withdraw, but no reason to be calm either.
+    fn note_other_agent(&mut self, path: Option<PathState>) {
+        const OTHER: &str = "another agent serves the registration socket, so the kubelet still has the driver";
+        if path == Some(PathState::Held) {
+            if self.other_quiet.begin_or_repeat(OTHER, Instant::now()) {
+                warn!(socket.path = %self.settings.socket.path().display(), "unhealthy, but {OTHER}");
+            }
+            self.trouble = Some(OTHER.to_owned());
+        } else if self.other_quiet.end() {
+            self.trouble = None;
         }
     }
 
@@ -340,6 +380,11 @@ impl RegistrationPart {
     async fn look(&mut self) -> Result<Option<Event>, Fatal> {
         self.watch.adopt(self.watch.target().look());
         match self.policy.state() {
+            State::Hidden { .. } if self.policy.wanted() == Some(false) => {
+                let path = self.looks.state(self.ours()).await?;
+                self.note_other_agent(path);
+                Ok(path.map(Event::Path))
+            }
             State::Hidden { .. } => Ok(None),
             State::Asking { .. }
             | State::Publishing { .. }
@@ -358,12 +403,13 @@ impl RegistrationPart {
 
     fn publish_status(&self) {
         let status = Status {
-            phase: Phase::of(self.policy.state(), self.policy.wanted(), self.trouble.is_some(), self.lost),
+            phase: Phase::of(&self.policy, self.trouble.is_some(), self.lost),
             since: self.policy.since(),
             confirmed: self.policy.confirmed(),
             driver_name: Some(self.settings.driver_name.clone()),
             socket: Some(self.settings.socket.path().to_owned()),
             trouble: self.trouble.clone(),
+            stuck: self.stuck,
         };
         self.status.send_if_modified(|old| {
             let changed = *old != status;

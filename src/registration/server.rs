@@ -28,16 +28,34 @@ pub enum KubeletCall {
     Refused(String),
 }
 
+/// What the kubelet did, and on which of the sockets that we have served.
+#[derive(Debug)]
+pub struct ServedCall {
+    /// The socket's.
+    pub serial: u64,
+    /// What it did.
+    pub call: KubeletCall,
+}
+
+/// Where one socket's calls go.
+#[derive(Debug, Clone)]
+pub struct Calls {
+    /// The socket's.
+    pub serial: u64,
+    /// To whoever keeps the registration.
+    pub sender: mpsc::Sender<ServedCall>,
+}
+
 /// Answers the kubelet. Our own health checks are answered too, and not reported.
 #[derive(Debug, Clone)]
 pub struct KubeletService {
     info: PluginInfo,
-    calls: mpsc::Sender<KubeletCall>,
+    calls: Calls,
 }
 
 impl KubeletService {
     /// Announces `driver_name`, to be dialled by the kubelet at `endpoint`, a path on the host.
-    pub fn new(driver_name: &str, endpoint: &str, calls: mpsc::Sender<KubeletCall>) -> Self {
+    pub fn new(driver_name: &str, endpoint: &str, calls: Calls) -> Self {
         let info = PluginInfo {
             r#type: CSI_PLUGIN.into(),
             name: driver_name.into(),
@@ -54,7 +72,7 @@ impl KubeletService {
 
     async fn report(&self, call: KubeletCall) {
         // The receiver is gone only while we stop; then nobody is interested.
-        drop(self.calls.send(call).await);
+        drop(self.calls.sender.send(ServedCall { serial: self.calls.serial, call }).await);
     }
 }
 

@@ -1,6 +1,6 @@
 //! What the rest of the process may know about the registration.
 
-use crate::policy::registration::State;
+use crate::policy::registration::{Registration, State};
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -28,15 +28,16 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// The phase of a policy's state. `wanted`: what the verdict says, once there is one; `trouble`: the driver does not
-    /// answer; `lost`: the socket could not be shown.
-    pub fn of(state: State, wanted: Option<bool>, trouble: bool, lost: bool) -> Self {
-        match state {
-            State::Hidden { .. } => match wanted {
+    /// The phase of the policy. `trouble`: the driver does not answer; `lost`: the last try to show the socket failed.
+    pub fn of(policy: &Registration, trouble: bool, lost: bool) -> Self {
+        match policy.state() {
+            State::Hidden { .. } => match policy.wanted() {
                 None => Self::WaitingForHealth,
                 Some(false) => Self::Withdrawn,
                 Some(true) => Self::Showing,
             },
+            // About to be shown anew, while the old socket is still there and answers.
+            State::Asking { .. } | State::Publishing { .. } if policy.shown() => Self::WaitingForKubelet,
             State::Asking { .. } | State::Publishing { .. } if lost => Self::Lost,
             State::Asking { .. } if trouble => Self::WaitingForDriver,
             State::Asking { .. } | State::Publishing { .. } => Self::Showing,
@@ -63,6 +64,8 @@ pub struct Status {
     pub socket: Option<PathBuf>,
     /// What stands in the way, if anything.
     pub trouble: Option<String>,
+    /// The socket should be withdrawn and cannot be.
+    pub stuck: bool,
 }
 
 impl Status {
@@ -75,6 +78,7 @@ impl Status {
             driver_name: None,
             socket: None,
             trouble: None,
+            stuck: false,
         }
     }
 }
@@ -82,18 +86,39 @@ impl Status {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::registration::{Event, RegistrationTimings};
+    use crate::policy::some_instant;
 
-    #[test]
-    fn hidden_means_three_things() {
-        let hidden = |wanted| Phase::of(State::Hidden { not_before: None }, wanted, false, false);
-        assert_eq!(hidden(None), Phase::WaitingForHealth);
-        assert_eq!(hidden(Some(false)), Phase::Withdrawn);
-        assert_eq!(hidden(Some(true)), Phase::Showing);
+    fn policy(events: &[Event]) -> Registration {
+        let now = some_instant();
+        let mut policy = Registration::new(RegistrationTimings::default(), now);
+        for event in events {
+            policy.on(*event, now);
+        }
+        policy
     }
 
     #[test]
-    fn a_socket_that_cannot_be_shown_stays_lost_while_the_driver_is_asked_again() {
-        assert_eq!(Phase::of(State::Asking { at: None }, Some(true), true, true), Phase::Lost);
-        assert_eq!(Phase::of(State::Asking { at: None }, Some(true), true, false), Phase::WaitingForDriver);
+    fn hidden_means_three_things() {
+        let phase = |events: &[Event]| Phase::of(&policy(events), false, false);
+        assert_eq!(phase(&[]), Phase::WaitingForHealth);
+        assert_eq!(phase(&[Event::Unwanted]), Phase::Withdrawn);
+        assert_eq!(phase(&[Event::Unwanted, Event::Wanted]), Phase::Showing);
+    }
+
+    #[test]
+    fn lost_is_only_a_socket_that_is_not_there() {
+        let asking = policy(&[Event::Wanted]);
+        assert_eq!(Phase::of(&asking, true, true), Phase::Lost);
+        assert_eq!(Phase::of(&asking, true, false), Phase::WaitingForDriver);
+        let mut impatient = policy(&[Event::Wanted, Event::DriverAnswered, Event::Published]);
+        let until = impatient.deadline().unwrap();
+        impatient.on(Event::Tick, until);
+        assert!(matches!(impatient.state(), State::Asking { .. }));
+        assert_eq!(
+            Phase::of(&impatient, true, true),
+            Phase::WaitingForKubelet,
+            "the old one is still there and answers"
+        );
     }
 }

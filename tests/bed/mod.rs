@@ -106,13 +106,17 @@ impl Bed {
     }
 
     /// With the health file watched, quickly.
-    pub fn watching_agent(&self, flags: &[&str]) -> Agent {
+    pub fn watching_command(&self, flags: &[&str]) -> Command {
         let file = format!("--health-file={}", self.health_file().display());
         let state = format!("--state-dir={}", self.at("state").display());
         let mut all = vec![file.as_str(), state.as_str()];
         all.extend(QUICK);
         all.extend(flags);
-        self.agent(&all)
+        self.command(&all)
+    }
+
+    pub fn watching_agent(&self, flags: &[&str]) -> Agent {
+        Agent::start(self.watching_command(flags), self.at("agent.log"))
     }
 
     pub fn inode(&self) -> Option<u64> {
