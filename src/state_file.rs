@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// The form's version. A file of another version is set aside.
 const SCHEMA: u32 = 1;
 
-/// Ours is below 2 KiB.
+/// Ours is below 4 KiB.
 const MAX_BYTES: u64 = 64 * 1024;
 
 /// Where the verdict is kept, and what it is valid for.

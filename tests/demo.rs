@@ -24,6 +24,12 @@ fn demo_names_what_it_cannot_have() {
         Command::new(env!("CARGO_BIN_EXE_csi-warden")).arg("demo").env("TMPDIR", "/no/such/folder").output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("/no/such/folder"));
+    let long = tempfile::Builder::new().prefix(&"x".repeat(100)).tempdir().unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_csi-warden")).arg("demo").env("TMPDIR", long.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("TMPDIR"));
+    assert_eq!(std::fs::read_dir(long.path()).unwrap().count(), 0);
     let output = Command::new(env!("CARGO_BIN_EXE_csi-warden")).args(["demo", "--nonsense"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
 }

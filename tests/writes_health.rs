@@ -28,6 +28,15 @@ fn one_run_prints_the_outcome_and_exits_accordingly() {
     assert_eq!(probe().args(["--period=0", "--", "true"]).output().unwrap().status.code(), Some(2));
 }
 
+/// What a parent left open, a secret perhaps, does not reach the command.
+#[test]
+fn commands_inherit_no_descriptors() {
+    let script =
+        format!("exec 9</etc/passwd; {} probe -- sh -c 'test ! -e /proc/self/fd/9'", env!("CARGO_BIN_EXE_csi-warden"));
+    let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "OK\n");
+}
+
 #[test]
 fn a_missing_folder_ends_it_with_the_file_named() {
     let output = probe().args(["--write", "/no/such/folder/health", "--", "true"]).output().unwrap();

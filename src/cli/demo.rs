@@ -46,7 +46,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
 
 fn run(keep: bool) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let result = runtime.block_on(async { play(keep, shutdown::on_signal()?, print).await });
+    let result = runtime.block_on(async { play(keep, shutdown::on_signal_or_hangup()?, print).await });
     runtime.shutdown_background();
     result
 }

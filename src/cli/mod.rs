@@ -31,6 +31,8 @@ Commands (`csi-warden COMMAND --help` tells more):
 
 /// Picks the subcommand and runs it.
 pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    // What our parent left open is none of our commands' business.
+    close_fds::set_fds_cloexec(3, &[]);
     let program = arguments.next().unwrap_or_else(|| "csi-warden".into());
     let name = Path::new(&program).file_name().unwrap_or(&program).to_string_lossy().into_owned();
     let mut arguments = arguments.peekable();

@@ -77,7 +77,7 @@ fn run(flags: &ProbeFlags, command: &exec::Command) -> anyhow::Result<ExitCode> 
     runtime.block_on(async {
         match &flags.write {
             None => {
-                let stop = shutdown::on_signal()?;
+                let stop = shutdown::on_signal_or_hangup()?;
                 tokio::select! {
                     // Dropping the run kills the command and all that it started.
                     () = stop.cancelled() => Ok(ExitCode::from(USAGE)),
@@ -107,7 +107,7 @@ async fn write_rounds(
     period: Duration,
     limit: Duration,
 ) -> anyhow::Result<ExitCode> {
-    let stop = shutdown::on_signal()?;
+    let stop = shutdown::on_signal_or_hangup()?;
     let mut next = Instant::now();
     let mut last = String::new();
     let mut written = false;

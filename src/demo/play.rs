@@ -4,6 +4,7 @@ use super::driver::DemoDriver;
 use super::kubelet::{self, KubeletEvent, KubeletOptions};
 use crate::config::settings::{Settings, Typed};
 use crate::daemon;
+use crate::registration::socket::MAX_SOCKET_PATH_BYTES;
 use anyhow::{Context, anyhow};
 use std::fmt::Write as _;
 use std::fs;
@@ -31,7 +32,7 @@ const PAUSE: Duration = Duration::from_millis(1500);
 /// When something that should have happened did not.
 pub async fn play(keep: bool, stop: CancellationToken, print: fn(&str)) -> anyhow::Result<()> {
     let folder = Folder::create()?;
-    let mut stage = Stage::set(&folder.0, print)?;
+    let mut stage = Stage::set(folder.0.path(), print)?;
     let played = tokio::select! {
         () = stop.cancelled() => Ok(()),
         played = stage.acts() => played,
@@ -43,24 +44,28 @@ pub async fn play(keep: bool, stop: CancellationToken, print: fn(&str)) -> anyho
     played.and(ended)
 }
 
-/// A folder of our own, removed with all in it.
-struct Folder(PathBuf);
+/// A folder of our own in TMPDIR, removed with all in it.
+struct Folder(tempfile::TempDir);
 
 impl Folder {
     fn create() -> anyhow::Result<Self> {
-        let path = std::env::temp_dir().join(format!("csi-warden-demo-{}", std::process::id()));
-        fs::create_dir(&path).with_context(|| format!("cannot make {}; is TMPDIR writable?", path.display()))?;
-        let folder = Self(path);
-        fs::create_dir(folder.0.join("plugins_registry"))
-            .context("cannot make a folder for the registration socket")?;
-        Ok(folder)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        // Nothing can be done about a folder that does not go.
-        drop(fs::remove_dir_all(&self.0));
+        let parent = std::env::temp_dir();
+        // The kubelet, ours included, wants absolute paths.
+        let parent = fs::canonicalize(&parent).with_context(|| format!("cannot use {} (TMPDIR)", parent.display()))?;
+        let folder = tempfile::Builder::new()
+            .prefix("csi-warden-demo-")
+            .tempdir_in(&parent)
+            .with_context(|| format!("cannot make a folder in {}; is TMPDIR writable?", parent.display()))?;
+        let registry = folder.path().join("plugins_registry");
+        let longest = registry.join(format!("{DRIVER}-reg.sock")).as_os_str().len();
+        if longest > MAX_SOCKET_PATH_BYTES {
+            anyhow::bail!(
+                "a socket in {} would have a path of {longest} bytes, and {MAX_SOCKET_PATH_BYTES} is the most: set TMPDIR to a shorter folder",
+                parent.display()
+            );
+        }
+        fs::create_dir(registry).context("cannot make a folder for the registration socket")?;
+        Ok(Self(folder))
     }
 }
 
