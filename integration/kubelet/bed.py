@@ -66,12 +66,10 @@ class Process:
         self.pid_file.unlink(missing_ok=True)
 
 
-class Agent(Process):
-    """The registrar under test."""
+class HttpEndpoint:
+    """The HTTP address of an agent, wherever that runs."""
 
-    def __init__(self, root: pathlib.Path, name: str, command: list[str], port: int):
-        self.port = port
-        super().__init__(root, name, [*command, f"--http-endpoint=127.0.0.1:{port}"])
+    port: int
 
     def http(self, path: str) -> int:
         """The status code at `path`; 0 where nothing answers."""
@@ -85,6 +83,14 @@ class Agent(Process):
 
     def wait_http(self, path: str, wanted: int, patience: float = PATIENCE) -> None:
         wait_until(f"{path} answers {wanted}", lambda: self.http(path) == wanted, patience, 0.05)
+
+
+class Agent(Process, HttpEndpoint):
+    """The registrar under test."""
+
+    def __init__(self, root: pathlib.Path, name: str, command: list[str], port: int):
+        self.port = port
+        super().__init__(root, name, [*command, f"--http-endpoint=127.0.0.1:{port}"])
 
 
 class HealthFile:
@@ -121,12 +127,14 @@ class HealthFile:
 class Bed:
     """The cluster and everything beside it."""
 
-    def __init__(self, root: pathlib.Path, agent: str, driver: str, kind: str):
-        self.root, self.agent_binary, self.driver_binary = root, agent, driver
+    def __init__(self, root: pathlib.Path, agent: str, driver: str, kind: str, check: str = ""):
+        self.root, self.agent_binary, self.driver_binary, self.check_binary = root, agent, driver, check
         self.has_health = kind != "upstream"
         ports = dict(word.split("=") for word in (root / "ports").read_text().split())
         self.api = Api(int(ports["api_port"]))
         self.kubelet_port = int(ports["kubelet_port"])
+        self.ctr = ["ctr", "-a", f"{root}/ctrd/containerd.sock", "-n", "k8s.io"]
+        self.images = False
         self.kubelet_root = root / "kubelet"
         self.socket = self.kubelet_root / "plugins_registry" / f"{DRIVER_NAME}-reg.sock"
         self.driver_socket = self.kubelet_root / "plugins" / DRIVER_NAME / "csi.sock"
@@ -174,10 +182,13 @@ class Bed:
         finally:
             self.part("start", name)
 
+    def driver_flags(self) -> list[str]:
+        flags = ["--endpoint", self.driver_socket, "--name", DRIVER_NAME, "--node-id", NODE, "--max-volumes", "16"]
+        flags += ["--topology", "topology.csi-warden.example/rack=r1", "--stage", "--log", self.calls]
+        return [str(flag) for flag in flags]
+
     def start_driver(self, *flags: str) -> None:
-        command = [self.driver_binary, "--endpoint", self.driver_socket, "--name", DRIVER_NAME, "--node-id", NODE]
-        command += ["--topology", "topology.csi-warden.example/rack=r1", "--max-volumes", "16", "--stage", "--log", self.calls]
-        self.driver = Process(self.root, "driver", [*command, *flags])
+        self.driver = Process(self.root, "driver", [self.driver_binary, *self.driver_flags(), *flags])
         wait_until("the driver's socket", self.driver_socket.exists)
 
     def start_agent(self, *flags: str, health: bool = True, fresh: bool = False) -> Agent:
@@ -317,11 +328,14 @@ class Bed:
             states = status.get("containerStatuses") or [{}]
             return states[0].get("containerID") if "running" in states[0].get("state", {}) else None
 
-        container = wait_until(f"pod {name} runs", started, patience, 0.1).removeprefix("containerd://")
-        ctr = ["ctr", "-a", f"{self.root}/ctrd/containerd.sock", "-n", "k8s.io"]
-        table = subprocess.run([*ctr, "tasks", "ls"], capture_output=True, text=True, timeout=30, check=True).stdout
-        pid = next(line.split()[1] for line in table.splitlines() if line.startswith(container))
+        pid = self.pid_of(wait_until(f"pod {name} runs", started, patience, 0.1))
         return pathlib.Path(f"/proc/{pid}/root/data/volume_id").read_text()
+
+    def pid_of(self, container_id: str) -> int:
+        """The first process of a running container, by the id that the API has for it."""
+        container = container_id.removeprefix("containerd://")
+        table = subprocess.run([*self.ctr, "tasks", "ls"], capture_output=True, text=True, timeout=30, check=True).stdout
+        return next(int(line.split()[1]) for line in table.splitlines() if line.startswith(container))
 
     def wait_event(self, pod: str, text: str, patience: float = PATIENCE) -> str:
         """Waits for an event of the pod that contains `text`."""

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bed import Bed
+from image import is_static
+from sidecar import LIVENESS, MEMORY_LIMIT, REGISTRAR, sidecar
 from watch import DRIVER_NAME, NODE, Failed, wait_until
 
 NOT_REGISTERED = "not found in the list of registered CSI drivers"
@@ -32,17 +34,18 @@ class Check:
 
     name: str
     needs_health: bool
+    group: str
     run: Callable[[Bed], str]
 
 
 CHECKS: list[Check] = []
 
 
-def check(*, health: bool = True):
-    """Adds a function to the checks; `health`: it needs an agent that takes --health-file."""
+def check(*, health: bool = True, group: str = "process"):
+    """Adds a function to the checks; `health`: it needs an agent that takes --health-file; `group`: what the agent is."""
 
     def add(function: Callable[[Bed], str]) -> Callable[[Bed], str]:
-        CHECKS.append(Check(function.__name__.replace("_", "-"), health, function))
+        CHECKS.append(Check(function.__name__.replace("_", "-"), health, group, function))
         return function
 
     return add
@@ -521,6 +524,127 @@ def api_server_down(bed: Bed) -> str:
     )
 
 
+# --- as a container --------------------------------------------------------------------------------------------------
+
+
+@check(health=False, group="container")
+def container_swapped_image(bed: Bed) -> str:
+    """A manifest made for the upstream registrar works with our image: locked down, both probe forms, 16 MiB."""
+    with sidecar(bed, "swapped") as pod:
+        socket = bed.folder.wait("shown", pod.started) - pod.started
+        csi_node = bed.csi_node.wait(True, pod.started) - pod.started
+        ready = pod.wait_ready() - pod.started
+        pod.wait_http("/healthz", 200)
+        if bed.has_health:
+            pod.wait_http("/registered", 200)
+        process = pod.process()
+        seen = {name: process[name] for name in ("NoNewPrivs", "Seccomp")}
+        expect(seen == {"NoNewPrivs": "1", "Seccomp": "2"}, f"the process has {seen}")
+        held = [name for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb") if int(process[name], 16)]
+        expect(not held, f"capabilities left: {held}")
+        image = pathlib.Path(f"/proc/{pod.pid()}/root")
+        names = [(image / name.lstrip("/")).stat().st_ino for name in (REGISTRAR, LIVENESS, "/csi-warden")]
+        expect(len(set(names)) == 1, "the image's names are several files")
+        mounted = mounts(bed, "beside-container")
+        succeeded = probe_successes(bed, pod.name)
+        wait_until("the kubelet's probes of both forms", lambda: min(probe_successes(bed, pod.name)) > 2)
+        expect(pod.container()["restartCount"] == 0, f"restarted; probes had succeeded {succeeded} times")
+        memory = pod.memory()
+        expect(memory["limit"] == MEMORY_LIMIT, f"the limit is {memory['limit']}")
+        expect(memory["used"] < MEMORY_LIMIT // 2, f"{memory['used']} bytes in use")
+        liveness, readiness = probe_successes(bed, pod.name)
+        rss, anonymous = (int(process[name].split()[0]) / 1024 for name in ("VmRSS", "RssAnon"))
+    return (
+        f"socket {socket:.2f} s, CSINode {csi_node:.2f} s, ready {ready:.2f} s after the pod's creation, a pod runs "
+        f"{mounted:.1f} s after its own; {liveness} GETs of /healthz and {readiness} exec probes good; cgroup "
+        f"{memory['used'] / 1048576:.1f} MiB now, peak {memory['peak'] / 1048576:.1f} of {MEMORY_LIMIT >> 20}, of it the "
+        f"process {rss:.1f} MiB, {anonymous:.1f} anonymous"
+    )
+
+
+def probe_successes(bed: Bed, pod: str) -> tuple[int, int]:
+    """How often the kubelet says that the registrar's liveness and readiness probes succeeded."""
+    lines = (bed.root / "log/kubelet.log").read_text(errors="replace").splitlines()
+    about = [line for line in lines if '"Probe succeeded"' in line and f'pod="default/{pod}"' in line]
+    return tuple(sum(f'probeType="{kind}"' in line for line in about) for kind in ("Liveness", "Readiness"))
+
+
+@check(health=False, group="container")
+def container_killed(bed: Bed) -> str:
+    """A container whose process is killed is started again by the kubelet, and registers again."""
+    with sidecar(bed, "killed") as pod:
+        bed.csi_node.wait(True, pod.started)
+        pod.wait_ready()
+        old, then = bed.inode(), time.monotonic()
+        os.kill(pod.pid(), signal.SIGKILL)
+        shown_after = bed.folder.wait("shown", then) - then
+        ready = pod.wait_ready(restarts=1) - then
+        expect(bed.inode() not in (0, old), "the dead socket is still at the path")
+        code = pod.container()["lastState"]["terminated"]["exitCode"]
+        expect(code == 137, f"exit code {code} after SIGKILL")
+        if bed.has_health:
+            pod.wait_http("/registered", 200)
+        time.sleep(3)  # the kubelet's reconciler has had its turns
+        bed.csi_node.wait(True)
+        removals = bed.csi_node.removals(then)
+        expect(removals <= 1, f"{removals} removals: {shown(bed.csi_node.since(then), then)}")
+        mounted = mounts(bed, "after-container")
+    return (
+        f"new socket {shown_after:.2f} s, ready {ready:.2f} s after the kill, {removals} removals, "
+        f"a pod runs after {mounted:.1f} s"
+    )
+
+
+@check(health=False, group="container")
+def container_deleted(bed: Bed) -> str:
+    """A pod that is deleted takes its registration with it, and the agent's exit code is 0."""
+    with sidecar(bed, "deleted") as pod:
+        bed.csi_node.wait(True, pod.started)
+        pod.wait_ready()
+        then = time.monotonic()
+        last = pod.delete()
+        took = time.monotonic() - then
+        gone = bed.folder.wait("gone", then) - then
+        left = bed.csi_node.wait(False, then) - then
+        expect(not bed.inode(), "the socket is still there")
+        statuses = {status["name"]: status["state"] for status in last["status"]["containerStatuses"]}
+        ended = statuses["node-driver-registrar"].get("terminated")
+        expect(ended and ended["exitCode"] == 0, f"the registrar's last state: {statuses['node-driver-registrar']}")
+    # The kubelet lets up to two seconds pass before it stops a container that it has just started.
+    return f"after the deletion: socket gone {gone:.2f} s, CSINode {left:.2f} s, pod {took:.2f} s; exit code 0"
+
+
+@check(group="container")
+def container_health(bed: Bed) -> str:
+    """A prober container and a shared folder: bad hardware deregisters, good registers, and a kill changes neither."""
+    with sidecar(bed, "health", health=True) as pod:
+        bed.csi_node.wait(True, pod.started)
+        pod.wait_ready()
+        broken = pod.broken()
+        gone = bed.folder.wait("gone", broken) - broken
+        left = bed.csi_node.wait(False, broken) - broken
+        pod.wait_http("/healthz", 200)
+        pod.wait_http("/readyz", 200)
+        # Killed while withdrawn: its verdict lies beside the driver's socket, in the host's folder.
+        then = time.monotonic()
+        os.kill(pod.pid(), signal.SIGKILL)
+        restarted = pod.wait_ready(restarts=1) - then
+        stays(bed, then, "restarted while unhealthy", restarted + QUIET)
+        repaired = pod.repair()
+        shown_after = bed.folder.wait("shown", repaired) - repaired
+        back = bed.csi_node.wait(True, repaired) - repaired
+        pod.wait_http("/registered", 200)
+        mounted = mounts(bed, "after-repair")
+        expect(pod.container("prober")["restartCount"] == 0, "the prober was restarted")
+        memory = pod.memory()
+        expect(pod.container()["restartCount"] == 1, "restarted more than once")
+    return (
+        f"broken -> socket gone {gone:.2f} s, CSINode {left:.2f} s (checked every 1.5 s); killed: ready again "
+        f"{restarted:.2f} s, stayed out; repaired -> socket {shown_after:.2f} s (hold 3 s), CSINode {back:.2f} s, a pod "
+        f"runs after {mounted:.1f} s; cgroup peak {memory['peak'] / 1048576:.1f} MiB"
+    )
+
+
 # --- the end ---------------------------------------------------------------------------------------------------------
 
 
@@ -553,9 +677,9 @@ def run(bed: Bed, chosen: list[Check]) -> int:
     """Runs the checks in order; returns how many failed."""
     passed = failed = skipped = 0
     for one in chosen:
-        if one.needs_health and not bed.has_health:
+        if why := cannot_run(bed, one):
             skipped += 1
-            print(f"SKIP {one.name}: needs a health file", flush=True)
+            print(f"SKIP {one.name}: {why}", flush=True)
             continue
         then = time.monotonic()
         try:
@@ -572,6 +696,15 @@ def run(bed: Bed, chosen: list[Check]) -> int:
             print(f"PASS {one.name}: {seen} ({time.monotonic() - then:.1f} s)", flush=True)
     print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""), flush=True)
     return failed
+
+
+def cannot_run(bed: Bed, one: Check) -> str:
+    """Why the check says nothing about this agent; empty if it does."""
+    if one.needs_health and not bed.has_health:
+        return "needs a health file"
+    if one.group == "container" and not (is_static(bed.agent_binary) and is_static(bed.driver_binary)):
+        return "an image of one file needs static binaries"
+    return ""
 
 
 def start_over(bed: Bed) -> None:
@@ -592,10 +725,11 @@ def start_over(bed: Bed) -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="names of the checks, and no more")
-    parser.add_argument("--only", default="", help="names, by commas")
+    parser.add_argument("--only", default="", help="names, or groups, by commas")
     parser.add_argument("--dir", type=pathlib.Path, help="the cluster's folder")
     parser.add_argument("--agent", help="the binary under test")
     parser.add_argument("--driver", help="the mounting-driver binary")
+    parser.add_argument("--check", default="", help="the binary that the prober container runs")
     return parser.parse_args()
 
 
@@ -603,15 +737,15 @@ def main() -> int:
     args = arguments()
     if args.list:
         for one in CHECKS:
-            print(f"{one.name:30} {one.run.__doc__}")
+            print(f"{one.group:10} {one.name:30} {one.run.__doc__}")
         return 0
     names = [name for name in args.only.split(",") if name]
-    if unknown := set(names) - {one.name for one in CHECKS}:
+    if unknown := set(names) - {one.name for one in CHECKS} - {one.group for one in CHECKS}:
         print(f"no such check: {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
-    chosen = [one for one in CHECKS if not names or one.name in names]
+    chosen = [one for one in CHECKS if not names or one.name in names or one.group in names]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    bed = Bed(args.dir, args.agent, args.driver, os.environ.get("AGENT_KIND", "csi-warden"))
+    bed = Bed(args.dir, args.agent, args.driver, os.environ.get("AGENT_KIND", "csi-warden"), args.check)
     try:
         return 1 if run(bed, chosen) else 0
     finally:

@@ -92,7 +92,7 @@ start() {
       spawn apiserver "$cache/kube-apiserver" --etcd-servers="http://127.0.0.1:$etcd_port" --bind-address=127.0.0.1 --secure-port="$api_port" \
         --cert-dir=certs --service-cluster-ip-range=10.96.0.0/16 --authorization-mode="${AUTHORIZATION:-AlwaysAllow}" --token-auth-file=certs/tokens.csv \
         --service-account-issuer=https://cluster.local --service-account-key-file=certs/sa.pub --service-account-signing-key-file=certs/sa.key \
-        --disable-admission-plugins=ServiceAccount,TaintNodesByCondition
+        --disable-admission-plugins=ServiceAccount,TaintNodesByCondition --allow-privileged=true
       wait_for kubectl get --raw /readyz ;;
     kubelet)
       spawn kubelet "$cache/kubelet" --config=kubelet.yaml --kubeconfig=kubeconfig --root-dir="$dir/kubelet" --hostname-override=node1 --v=4

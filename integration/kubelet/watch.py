@@ -53,8 +53,12 @@ class Api:
             headers["Content-Type"] = content_type
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"https://127.0.0.1:{self.port}{path}", data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=20, context=self.tls) as answer:
-            return json.load(answer)
+        try:
+            with urllib.request.urlopen(request, timeout=20, context=self.tls) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            error.msg = f"{error.msg}: {error.read().decode(errors='replace')}"  # it says which field
+            raise
 
     def find(self, path: str) -> dict | None:
         """The object, or None where there is none."""
