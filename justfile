@@ -32,6 +32,14 @@ deny:
 integration *OPTIONS:
     integration/kubelet/run {{ OPTIONS }}
 
+# The image, into the local store (needs Docker with BuildKit)
+image TAG="csi-warden:dev":
+    docker buildx build --build-arg REVISION="$(git rev-parse HEAD)" --load --tag {{ TAG }} .
+
+# Memory, threads, CPU, size, growth; `just footprint --peer NAME=BIN` puts another sidecar beside it
+footprint *OPTIONS:
+    benches/footprint/run {{ OPTIONS }}
+
 # Exactly what CI runs
 ci:
     .ci/run
