@@ -157,6 +157,7 @@ address: 127.0.0.1
 port: $kubelet_port
 healthzPort: 0
 containerRuntimeEndpoint: unix://$dir/ctrd/containerd.sock
+podLogsDir: $dir/log/pods
 localStorageCapacityIsolation: false
 makeIPTablesUtilChains: false
 volumeStatsAggPeriod: 10s
@@ -198,6 +199,8 @@ down() {
   for pid in "$dir"/run/*.pid; do
     [ ! -e "$pid" ] || stop "$(basename "$pid" .pid)" 10
   done
+  # the kubelet links to its containers' logs from a folder that no setting moves
+  find /var/log/containers -maxdepth 1 -type l -lname "$dir/*" -delete 2>/dev/null || true
   awk -v d="$dir/" 'index($2, d) == 1 {print $2}' /proc/mounts | sort -r | while read -r m; do umount -l "$m" 2>/dev/null || true; done
 }
 

@@ -201,7 +201,7 @@ class Sidecar(HttpEndpoint):
     def logs(self) -> str:
         """The ends of the containers' logs, and what the pod's events say."""
         text = []
-        for path in sorted(pathlib.Path("/var/log/pods").glob(f"default_{self.name}_*/*/*.log")):
+        for path in sorted((self.bed.root / "log/pods").glob(f"default_{self.name}_*/*/*.log")):
             lines = path.read_text(errors="replace").splitlines()[-15:]
             text.append(f"--- {path.parent.name}/{path.name}\n" + "\n".join(lines))
         selector = f"fieldSelector=involvedObject.name%3D{self.name}"
