@@ -4,3 +4,4 @@ pub mod go_duration;
 pub mod listen;
 pub mod probes;
 pub mod settings;
+pub mod yaml;
