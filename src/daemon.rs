@@ -69,7 +69,7 @@ async fn start(
     };
     let admission = match &settings.health {
         Some(health) => {
-            let probes = format!("health-file {} {:?} {:?}", health.file.display(), health.limits, health.thresholds);
+            let probes = health.probes.iter().map(|probe| format!("{probe:?}")).collect::<Vec<_>>().join("; ");
             let state = StateFile::new(&settings.state_folder, &driver_name, probes, &settings.proc_root);
             HealthPart::start(health, state, parts)
         }

@@ -1,5 +1,6 @@
 //! Flags as typed, and one file a subcommand.
 
+pub mod config;
 pub mod demo;
 pub mod go_flags;
 pub mod probe;
@@ -21,6 +22,7 @@ pub const COMMANDS: &str = "\
 Commands (`csi-warden COMMAND --help` tells more):
   run       register the driver and watch its node's health; the default, may be left out
   demo      play a failure and a recovery with an embedded driver and kubelet, without a cluster
+  config    check: find what is wrong with the settings; print: show those in force and where each came from
   probe     run a command as a health check, once or again and again, and write the shared health file
   help      this text
   version   print the version";
@@ -41,6 +43,7 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let rest = arguments.skip(1);
     match command.as_str() {
         "run" => run::main(&program, rest),
+        "config" => config::main(rest),
         "demo" => demo::main(rest),
         "probe" => probe::main(rest),
         "help" => run::main(&program, std::iter::once(OsString::from("--help"))),

@@ -1,6 +1,7 @@
 //! The part that turns outcomes into the verdict: waits, asks the policy, tells.
 
 use super::{error, info, warn};
+use crate::config::probes::ProbeKind;
 use crate::config::settings::{Health as Settings, Reaction};
 use crate::parts::{Fatal, Parts};
 use crate::policy::admission::{Admission, AdmissionPolicy, Evidence};
@@ -44,7 +45,12 @@ impl HealthPart {
     /// Starts the probes and the part; what it decides comes on the channel.
     pub(super) fn start(settings: &Settings, state: StateFile, parts: &Parts) -> watch::Receiver<Admission> {
         let now = Instant::now().into_std();
-        let mut policy = HealthPolicy::new([(HEALTH_FILE.to_owned(), settings.thresholds)], settings.hold, now);
+        let watched = settings.probes.iter().find_map(|probe| match &probe.kind {
+            ProbeKind::HealthFile { path, limits } => Some((probe, path, *limits)),
+            ProbeKind::Csi { .. } | ProbeKind::Exec { .. } => None,
+        });
+        let thresholds = watched.map(|(probe, ..)| (HEALTH_FILE.to_owned(), probe.thresholds));
+        let mut policy = HealthPolicy::new(thresholds, settings.hold, now);
         match state.load(now) {
             Ok(Some(past)) => {
                 info!(health = past.health.name(), state.path = %state.path().display(), "holding the verdict of the previous run");
@@ -60,18 +66,20 @@ impl HealthPart {
         };
         let (decided, admission) = watch::channel(first);
         let (reports, received) = mpsc::channel(16);
-        let schedule = Schedule {
-            period: settings.limits.period,
-            timeout: settings.timeout,
-            confirm_interval: settings.limits.confirm_interval,
-            failure_threshold: settings.thresholds.failure,
-        };
-        let probe = HealthFile::new(&settings.file, settings.limits);
         let stop = parts.stop().clone();
-        parts.spawn(HEALTH_FILE, async move {
-            run_rounds(0, probe, schedule, reports, stop).await;
-            Ok(())
-        });
+        if let Some((probe, path, limits)) = watched {
+            let schedule = Schedule {
+                period: probe.period,
+                timeout: probe.timeout,
+                confirm_interval: probe.confirm_interval,
+                failure_threshold: probe.thresholds.failure,
+            };
+            let probe = HealthFile::new(path, limits);
+            parts.spawn(HEALTH_FILE, async move {
+                run_rounds(0, probe, schedule, reports, stop).await;
+                Ok(())
+            });
+        }
         let part = Self {
             policy,
             admission: AdmissionPolicy::new(now, settings.start_grace),
@@ -80,7 +88,7 @@ impl HealthPart {
             state,
             lane: Lane::new("state"),
             state_quiet: Quiet::default(),
-            period: settings.limits.period,
+            period: watched.map_or(Duration::ZERO, |(probe, ..)| probe.period),
             unknown_since: None,
             unknown_told: false,
             outcome_quiet: Quiet::default(),

@@ -217,5 +217,6 @@ fn typed(folder: &Path, registry: &Path, driver_socket: &Path, health_file: &Pat
         state_dir: Some(folder.to_owned()),
         proc_root: PathBuf::from("/proc"),
         health_only_flags: Vec::new(),
+        config: None,
     }
 }
