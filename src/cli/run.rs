@@ -190,8 +190,21 @@ impl Given {
         Ok(Self { flags, matches, file: Some(file), problems, typed })
     }
 
-    /// All of it, ready for [`Settings::check`].
-    pub fn typed(&self) -> Typed {
+    /// What `run` runs with.
+    ///
+    /// # Errors
+    /// Every problem, one line each.
+    pub fn settings(&self) -> Result<Settings, Vec<String>> {
+        let mut problems: Vec<String> = self.problems.iter().map(ToString::to_string).collect();
+        match Settings::check(&self.typed()) {
+            Ok(settings) if problems.is_empty() => return Ok(settings),
+            Ok(_) => {}
+            Err(errors) => problems.extend(errors.lines()),
+        }
+        Err(problems)
+    }
+
+    fn typed(&self) -> Typed {
         let by_hand = |name: &str| self.matches.value_source(name) == Some(ValueSource::CommandLine);
         let config =
             self.file.clone().map(|file| TypedFile { file, typed: self.typed.clone(), flags: RunFlags::command });
@@ -213,9 +226,6 @@ pub fn main(program: &OsStr, arguments: impl Iterator<Item = OsString>) -> ExitC
 }
 
 fn run(program: &OsStr, given: &Given) -> anyhow::Result<()> {
-    if !given.problems.is_empty() {
-        return Err(FileError::Problems(given.problems.clone()).into());
-    }
     let flags = &given.flags;
     let log = flags.log_settings()?;
     if flags.version {
@@ -225,7 +235,7 @@ fn run(program: &OsStr, given: &Given) -> anyhow::Result<()> {
     if flags.mode == "kubelet-registration-probe" && !flags.kubelet_registration_path.is_empty() {
         return Ok(());
     }
-    let settings = Settings::check(&given.typed())?;
+    let settings = given.settings().map_err(|problems| anyhow::anyhow!(problems.join("\n")))?;
     telemetry::init(log);
     info!(version = env!("CARGO_PKG_VERSION"), "Version");
     info!(mode = flags.mode, "Running node-driver-registrar");

@@ -8,6 +8,9 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
+/// How much of a key an error repeats.
+const MAX_KEY_CHARS: usize = 64;
+
 /// A value and its line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Written<T> {
@@ -110,7 +113,9 @@ impl<'file, 'problems> Fields<'file, 'problems> {
 
     /// Notes a problem of `key`, or of the map itself if that is empty.
     pub(super) fn wrong(&mut self, line: usize, key: &str, message: String) {
-        let field = match (self.path.as_str(), key) {
+        // Keys of an environment are anybody's words.
+        let key: String = key.chars().take(MAX_KEY_CHARS).filter(|char| !char.is_control()).collect();
+        let field = match (self.path.as_str(), key.as_str()) {
             ("", key) => key.to_owned(),
             (path, "") => path.to_owned(),
             (path, key) => format!("{path}.{key}"),
@@ -136,8 +141,7 @@ impl<'file, 'problems> Fields<'file, 'problems> {
                 None if self.known.len() <= 16 => format!("known here: {}", self.known.join(", ")),
                 None => "known are probes, groups and the flags of `csi-warden run` in camelCase".to_owned(),
             };
-            let short: String = entry.key.chars().take(32).filter(|char| !char.is_control()).collect();
-            self.wrong(entry.line, &short, format!("unknown key; {advice}"));
+            self.wrong(entry.line, &entry.key, format!("unknown key; {advice}"));
         }
     }
 }
@@ -148,7 +152,7 @@ fn nearest<'a>(key: &str, known: &[&'a str]) -> Option<&'a str> {
     let key = bare(&key.chars().take(64).collect::<String>());
     let (distance, best) =
         known.iter().map(|name| (distance(&key, &bare(name)), *name)).min_by_key(|(distance, _)| *distance)?;
-    (distance <= 2 && distance * 3 <= best.len()).then_some(best)
+    (distance <= 2 && distance * 2 <= best.len()).then_some(best)
 }
 
 /// Letters to change, add or drop.
@@ -197,7 +201,7 @@ mod tests {
             ("tiemout", Some("timeout")),
             ("failure-threshold", Some("failureThreshold")),
             ("failureTreshold", Some("failureThreshold")),
-            ("nmae", None),
+            ("nmae", Some("name")),
             ("env1", Some("env")),
             ("socket", None),
             ("", None),

@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// Some 300 probes. The parser holds about a hundred times the file for a moment, within a container's memory limit.
+/// Some 300 probes. The parser holds up to 50 times the file for a moment, which must fit a container's limit.
 pub const MAX_FILE_BYTES: u64 = 64 * 1024;
 
 /// Flags that say something about the call, not about the daemon.
@@ -263,4 +263,53 @@ fn refuse_odd(path: &Path, kind: FileType) -> Result<(), FileError> {
         FileType::Symlink | FileType::Unknown => "no regular file",
     };
     Err(FileError::NotAFile { path: path.to_owned(), kind })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::run::RunFlags;
+    use clap::CommandFactory;
+    use proptest::prelude::*;
+    use std::sync::LazyLock;
+
+    static FLAGS: LazyLock<Command> = LazyLock::new(RunFlags::command);
+
+    fn understood(text: &str) -> (ConfigFile, Vec<Problem>) {
+        understand(Path::new("warden.yaml"), text, &FLAGS).unwrap()
+    }
+
+    #[test]
+    fn flags_become_arguments_of_the_same_name() {
+        let (file, problems) = understood("csiAddress: /c\nhealthMaxAge: 20s\nv: 4\nenablePprof: true\n");
+        assert!(problems.is_empty(), "{problems:?}");
+        let arguments: Vec<_> = file.arguments().collect();
+        assert_eq!(arguments, ["--csi-address=/c", "--health-max-age=20s", "--v=4", "--enable-pprof=true"]);
+        assert_eq!(file.flag("v").map(|flag| flag.line), Some(3));
+    }
+
+    #[test]
+    fn every_flag_but_those_about_the_call_has_a_key_of_its_own() {
+        let keys: Vec<_> = settable(&FLAGS).map(|(key, _)| key).collect();
+        let unique: std::collections::BTreeSet<_> = keys.iter().collect();
+        assert_eq!(unique.len(), keys.len());
+        assert!(keys.iter().all(|key| !key.contains('-') && key != PROBES && key != GROUPS));
+        assert_eq!(keys.len(), FLAGS.get_arguments().filter(|flag| flag.get_long().is_some()).count() - 2);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_written_is_taken_or_refused_with_a_line(
+            text in "(probes|groups|healthFile|timeout|name|type|exec|csi|command|env|health-file|1s|0|a|:|: |- |\n|  |\\{|\\}|\\[|\\]|, |&a |\\*a|\"|'|#|\t){0,60}"
+        ) {
+            if let Ok((file, problems)) = understand(Path::new("warden.yaml"), &text, &FLAGS) {
+                for problem in &problems {
+                    prop_assert!((1..=text.lines().count() + 1).contains(&problem.line), "{}", problem);
+                    prop_assert!(!problem.to_string().contains('\n'));
+                }
+                let arguments = std::iter::once("csi-warden".into()).chain(file.arguments());
+                prop_assert!(FLAGS.clone().try_get_matches_from(arguments).is_ok());
+            }
+        }
+    }
 }

@@ -187,3 +187,64 @@ impl Defaults {
 fn health_file_timeout(max_age: Duration) -> Duration {
     DEFAULT_TIMEOUT.min(max_age / 2)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::run::RunFlags;
+    use crate::config::file::understand;
+    use clap::CommandFactory;
+    use std::num::NonZeroU32;
+    use std::path::Path;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn defaults(health_file: Option<&str>) -> Defaults {
+        let threshold = |count| NonZeroU32::new(count).unwrap();
+        Defaults {
+            driver_socket: "/csi/csi.sock".into(),
+            health_file: health_file.map(PathBuf::from),
+            health_interval: 30 * SECOND,
+            health_max_age: 4 * SECOND,
+            health_dead_after: Some(600 * SECOND),
+            thresholds: Thresholds { failure: threshold(3), success: threshold(4) },
+            confirm_interval: 2 * SECOND,
+        }
+    }
+
+    fn watched(health_file: Option<&str>, text: &str) -> Watched {
+        let (file, problems) = understand(Path::new("t.yaml"), text, &RunFlags::command()).unwrap();
+        assert!(problems.is_empty(), "{problems:?}");
+        Watched::new(&defaults(health_file), Some(&file)).unwrap()
+    }
+
+    #[test]
+    fn the_flag_alone_makes_one_probe_of_its_own() {
+        let watched = Watched::new(&defaults(Some("/h/health")), None).unwrap();
+        let [probe] = watched.probes.as_slice() else { panic!("{watched:?}") };
+        assert_eq!((probe.name.as_str(), probe.period, probe.timeout), (FLAG_PROBE, 30 * SECOND, 2 * SECOND));
+        assert_eq!((probe.thresholds.failure.get(), probe.confirm_interval), (3, 2 * SECOND));
+        assert!(watched.groups.is_empty() && watched.warnings.is_empty());
+    }
+
+    #[test]
+    fn the_flags_probe_comes_before_those_of_the_file() {
+        let watched = watched(Some("/h/health"), "probes: [{name: a, type: csi}]");
+        let names: Vec<_> = watched.probes.iter().map(|probe| probe.name.as_str()).collect();
+        assert_eq!(names, [FLAG_PROBE, "a"]);
+    }
+
+    #[test]
+    fn what_a_probe_does_not_say_is_the_flags_or_the_types() {
+        let watched = watched(
+            None,
+            "probes:\n- {name: a, type: csi, failureThreshold: 1}\n- {name: b, type: health-file, healthFile: {path: /h/b, deadAfter: 0}}\n",
+        );
+        let [csi, file] = watched.probes.as_slice() else { panic!("{watched:?}") };
+        assert_eq!((csi.period, csi.timeout), (DEFAULT_PERIOD, DEFAULT_TIMEOUT));
+        assert_eq!((csi.thresholds.failure.get(), csi.thresholds.success.get()), (1, 4));
+        let ProbeKind::HealthFile { limits, .. } = &file.kind else { panic!("{file:?}") };
+        assert_eq!((limits.period, limits.max_age, limits.dead_after), (30 * SECOND, 4 * SECOND, None));
+        assert_eq!((limits.confirm_interval, file.timeout), (2 * SECOND, 2 * SECOND));
+    }
+}

@@ -89,16 +89,11 @@ fn show(arguments: impl Iterator<Item = OsString>) -> ExitCode {
 
 /// Every problem, or the settings.
 fn checked(given: &Given) -> Result<Settings, Vec<String>> {
-    let mut problems: Vec<String> = given.problems.iter().map(ToString::to_string).collect();
-    if let Err(error) = given.flags.log_settings() {
-        problems.push(error.to_string());
+    match (given.settings(), given.flags.log_settings()) {
+        (settings, Ok(_)) => settings,
+        (Ok(_), Err(error)) => Err(vec![error.to_string()]),
+        (Err(problems), Err(error)) => Err(std::iter::once(error.to_string()).chain(problems).collect()),
     }
-    match Settings::check(&given.typed()) {
-        Ok(settings) if problems.is_empty() => return Ok(settings),
-        Ok(_) => {}
-        Err(errors) => problems.extend(errors.lines()),
-    }
-    Err(problems)
 }
 
 fn refused(error: GivenError) -> ExitCode {
