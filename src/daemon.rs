@@ -3,6 +3,7 @@
 mod health;
 
 use crate::config::settings::{Reaction, Settings};
+use crate::config::watched::Watched;
 use crate::grpc::connect::chain;
 use crate::grpc::driver;
 use crate::http::{self, Answers};
@@ -17,7 +18,7 @@ use crate::state_file::StateFile;
 use crate::status::server::Sources;
 use crate::status::{self as status_socket};
 use anyhow::{Context, anyhow};
-use health::{HealthPart, Watched, asks};
+use health::{HealthPart, asks};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -72,7 +73,8 @@ async fn start(
     };
     let (admission, view) = match &settings.health {
         Some(health) => {
-            let watched = Watched { probes: health.probes.clone(), groups: health.groups.clone() };
+            let watched =
+                Watched { probes: health.probes.clone(), groups: health.groups.clone(), warnings: Vec::new() };
             let state = StateFile::new(&settings.state_folder, &driver_name, asks(&watched), &settings.proc_root);
             let (_changes, changed) = tokio::sync::mpsc::channel(1);
             let told = HealthPart::start(health, state, changed, parts);

@@ -1,5 +1,6 @@
 //! Flags as typed, and one file a subcommand.
 
+pub mod config;
 pub mod demo;
 pub mod go_flags;
 pub mod install;
@@ -23,6 +24,7 @@ pub const COMMANDS: &str = "\
 Commands (`csi-warden COMMAND --help` tells more):
   run       register the driver and watch its node's health; the default, may be left out
   demo      play a failure and a recovery with an embedded driver and kubelet, without a cluster
+  config    check: find what is wrong with the settings; print: show those in force and where each came from
   probe     run a command as a health check, once or again and again, and write the shared health file
   status    show what a running agent knows, and what would happen next
   install   copy this program to a folder, for exec probes in other containers
@@ -47,6 +49,7 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let rest = arguments.skip(1);
     match command.as_str() {
         "run" => run::main(&program, rest),
+        "config" => config::main(rest),
         "demo" => demo::main(rest),
         "probe" => probe::main(rest),
         "status" => status::main(rest),

@@ -2,13 +2,14 @@
 
 use super::go_flags::{normalise, parse_bool};
 use super::{COMMANDS, fail, print, usage};
+use crate::config::file::{self, ConfigFile, FileError, Problem};
 use crate::config::go_duration::GoDuration;
-use crate::config::settings::{self, Settings, Typed};
+use crate::config::settings::{self, Settings, Typed, TypedFile};
 use crate::telemetry::{Format, LogSettings, VModule};
 use crate::{daemon, shutdown, telemetry};
 use anyhow::Context;
 use clap::parser::ValueSource;
-use clap::{CommandFactory, FromArgMatches, Parser};
+use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches, Parser};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -46,6 +47,10 @@ pub struct RunFlags {
     /// Deprecated: `kubelet-registration-probe` exits 0 at once; anything else registers
     #[arg(long, value_name = "MODE", default_value = "", hide_default_value = true, help_heading = "Registration")]
     mode: String,
+
+    /// YAML file with probes, groups, and any of these flags by its camelCase name; a flag given here wins. See docs/config.md
+    #[arg(long, value_name = "FILE", help_heading = "Registration")]
+    config: Option<PathBuf>,
 
     /// Listen address of /healthz, /readyz and /registered, such as :9809 or 127.0.0.1:9809; empty: none
     #[arg(long, value_name = "ADDR", default_value = "", hide_default_value = true, help_heading = "HTTP")]
@@ -138,27 +143,93 @@ pub struct RunFlags {
     version: bool,
 }
 
+/// The command line and the file, as one.
+pub struct Given {
+    /// Their values; the command line's win.
+    pub flags: RunFlags,
+    /// As parsed.
+    pub matches: ArgMatches,
+    /// `--config`; not read for `--version`.
+    pub file: Option<ConfigFile>,
+    /// What is wrong with values of the file; these values are left out.
+    pub problems: Vec<Problem>,
+    /// Flags on the command line, without dashes.
+    pub typed: Vec<String>,
+}
+
+/// Why there is nothing to go on with.
+pub enum GivenError {
+    /// A flag, or a call for help.
+    Usage(clap::Error),
+    /// `--config`
+    File(FileError),
+}
+
+impl Given {
+    /// Reads the command line by `command`, which has the flags of `run` at least, and the file that it names.
+    ///
+    /// # Errors
+    /// An unknown flag or a bad value on the command line, or a file without settings.
+    pub fn read(mut command: Command, arguments: impl Iterator<Item = OsString>) -> Result<Self, GivenError> {
+        // As in Go, the first positional ends the flags, and the rest is not looked at.
+        let typed = normalise(&command, arguments).flags;
+        let mut parse = |file: Vec<OsString>| {
+            let all = std::iter::once(OsString::from("csi-warden")).chain(file).chain(typed.iter().cloned());
+            let matches = command.try_get_matches_from_mut(all).map_err(GivenError::Usage)?;
+            let flags = RunFlags::from_arg_matches(&matches).map_err(GivenError::Usage)?;
+            Ok((flags, matches))
+        };
+        let (flags, matches) = parse(Vec::new())?;
+        let by_hand = |arg: &&Arg| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
+        let listed = RunFlags::command();
+        let typed =
+            listed.get_arguments().filter(by_hand).filter_map(|arg| arg.get_long()).map(str::to_owned).collect();
+        let Some(path) = flags.config.clone().filter(|_| !flags.version) else {
+            return Ok(Self { flags, matches, file: None, problems: Vec::new(), typed });
+        };
+        let (file, problems) = file::examine(&path, &listed).map_err(GivenError::File)?;
+        // Before the typed ones: the last one wins.
+        let (flags, matches) = parse(file.arguments().collect())?;
+        Ok(Self { flags, matches, file: Some(file), problems, typed })
+    }
+
+    /// What `run` runs with.
+    ///
+    /// # Errors
+    /// Every problem, one line each.
+    pub fn settings(&self) -> Result<Settings, Vec<String>> {
+        let mut problems: Vec<String> = self.problems.iter().map(ToString::to_string).collect();
+        match Settings::check(&self.typed()) {
+            Ok(settings) if problems.is_empty() => return Ok(settings),
+            Ok(_) => {}
+            Err(errors) => problems.extend(errors.lines()),
+        }
+        Err(problems)
+    }
+
+    fn typed(&self) -> Typed {
+        let by_hand = |name: &str| self.matches.value_source(name) == Some(ValueSource::CommandLine);
+        let config =
+            self.file.clone().map(|file| TypedFile { file, typed: self.typed.clone(), flags: RunFlags::command });
+        Typed { config, ..self.flags.typed(by_hand) }
+    }
+}
+
 /// Runs the daemon until it is told to stop. Exit codes as the replaced registrar's: 0 good, 1 any error, 2 a flag.
 pub fn main(program: &OsStr, arguments: impl Iterator<Item = OsString>) -> ExitCode {
-    let command = RunFlags::command();
-    // As in Go, the first positional ends the flags, and the rest is not looked at.
-    let flags = normalise(&command, arguments).flags;
-    let matches = match command.try_get_matches_from(std::iter::once(OsString::from("csi-warden")).chain(flags)) {
-        Ok(matches) => matches,
-        Err(error) => return usage(&error),
+    let given = match Given::read(RunFlags::command(), arguments) {
+        Ok(given) => given,
+        Err(GivenError::Usage(error)) => return usage(&error),
+        Err(GivenError::File(error)) => return fail(&error.into()),
     };
-    let flags = match RunFlags::from_arg_matches(&matches) {
-        Ok(flags) => flags,
-        Err(error) => return usage(&error),
-    };
-    let typed_by_hand = |name: &str| matches.value_source(name) == Some(ValueSource::CommandLine);
-    match run(program, &flags, typed_by_hand) {
+    match run(program, &given) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error),
     }
 }
 
-fn run(program: &OsStr, flags: &RunFlags, typed_by_hand: impl Fn(&str) -> bool) -> anyhow::Result<()> {
+fn run(program: &OsStr, given: &Given) -> anyhow::Result<()> {
+    let flags = &given.flags;
     let log = flags.log_settings()?;
     if flags.version {
         print(&format!("{} {}", program.to_string_lossy(), env!("CARGO_PKG_VERSION")));
@@ -167,7 +238,7 @@ fn run(program: &OsStr, flags: &RunFlags, typed_by_hand: impl Fn(&str) -> bool) 
     if flags.mode == "kubelet-registration-probe" && !flags.kubelet_registration_path.is_empty() {
         return Ok(());
     }
-    let settings = Settings::check(&flags.typed(typed_by_hand))?;
+    let settings = given.settings().map_err(|problems| anyhow::anyhow!(problems.join("\n")))?;
     telemetry::init(log);
     info!(version = env!("CARGO_PKG_VERSION"), "Version");
     info!(mode = flags.mode, "Running node-driver-registrar");
@@ -190,7 +261,10 @@ fn run(program: &OsStr, flags: &RunFlags, typed_by_hand: impl Fn(&str) -> bool) 
 
 impl RunFlags {
     /// The logging options, checked as the replaced registrar checks them.
-    fn log_settings(&self) -> anyhow::Result<LogSettings> {
+    ///
+    /// # Errors
+    /// The first option that cannot be.
+    pub fn log_settings(&self) -> anyhow::Result<LogSettings> {
         let format = match self.logging_format.as_str() {
             "text" => Format::Text,
             "json" => Format::Json,
@@ -268,6 +342,7 @@ impl RunFlags {
                 .filter(|(id, _)| typed_by_hand(id))
                 .map(|(_, flag)| flag)
                 .collect(),
+            config: None,
         }
     }
 }

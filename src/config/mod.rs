@@ -1,6 +1,12 @@
 //! Settings: checked before anything starts.
 
+pub mod fields;
+pub mod file;
 pub mod go_duration;
 pub mod listen;
 pub mod probes;
 pub mod settings;
+pub mod source;
+pub mod watched;
+pub mod written;
+pub mod yaml;

@@ -1,12 +1,16 @@
 //! What `run` runs with: every value typed, every contradiction found before anything is created.
 
+use super::file::{ConfigFile, Problem};
 use super::listen::{AddressError, ListenAddress};
-use super::probes::{GroupSettings, OnFailure, ProbeKind, ProbeSettings};
+use super::probes::{GroupSettings, ProbeSettings};
+use super::source::ConfigSource;
+use super::watched::{Defaults, Watched};
 use crate::policy::damping::Hold;
-use crate::policy::health_file::HealthFileLimits;
 use crate::policy::probe_verdict::Thresholds;
 use crate::registration::socket::MAX_SOCKET_PATH_BYTES;
+use clap::Command;
 use rustix::fs::{Access, access};
+use std::fmt;
 use std::io;
 use std::num::NonZeroU32;
 use std::path::{Component, Path, PathBuf};
@@ -15,11 +19,8 @@ use std::time::Duration;
 /// Shortest driver name there can be, to find out before any waiting that no socket path will fit.
 const SHORTEST_SOCKET_NAME: &str = "x-reg.sock";
 
-/// One look at the health file may take this long, and never longer than half its maximal age.
-const HEALTH_FILE_TIMEOUT: Duration = Duration::from_secs(3);
-
 /// Everything `run` needs.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Settings {
     /// `--csi-address`: the driver's socket.
     pub driver_socket: PathBuf,
@@ -33,8 +34,10 @@ pub struct Settings {
     pub http: Option<ListenAddress>,
     /// `--enable-pprof`.
     pub pprof: bool,
-    /// The health source, if there is one. Without it this is the registrar it replaces, and nothing more.
+    /// What is watched, if anything is. Without it this is the registrar it replaces, and nothing more.
     pub health: Option<Health>,
+    /// `--config`: reads the file again.
+    pub source: Option<ConfigSource>,
     /// `--state-dir`, or the driver socket's folder.
     pub state_folder: PathBuf,
     /// `--status-socket`, if it is not in the state folder.
@@ -48,9 +51,9 @@ pub struct Settings {
 /// How health is watched and what it does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Health {
-    /// What is watched.
+    /// Never empty; names are unique.
     pub probes: Vec<ProbeSettings>,
-    /// How its words add up.
+    /// Probes of which not all need pass.
     pub groups: Vec<GroupSettings>,
     /// Damping.
     pub hold: Hold,
@@ -69,7 +72,18 @@ pub enum Reaction {
     Deregister,
 }
 
-/// The flags as typed, before they are checked against each other.
+/// `--config`, read.
+#[derive(Debug, Clone)]
+pub struct TypedFile {
+    /// What it says.
+    pub file: ConfigFile,
+    /// Flags on the command line, without dashes: there the file's word does not count.
+    pub typed: Vec<String>,
+    /// By which the file's flags are checked when it is read again.
+    pub flags: fn() -> Command,
+}
+
+/// The flags as typed, or as the file has them, before they are checked against each other.
 #[derive(Debug, Clone)]
 pub struct Typed {
     /// `--csi-address`
@@ -120,6 +134,8 @@ pub struct Typed {
     pub proc_root: PathBuf,
     /// Flags that were typed and mean nothing without a health source.
     pub health_only_flags: Vec<&'static str>,
+    /// `--config`
+    pub config: Option<TypedFile>,
 }
 
 /// A setting that cannot be. Each message names the flag and what to do.
@@ -199,40 +215,122 @@ pub enum SettingsError {
     /// The file has no name.
     #[error("--health-file={} names no file", .0.display())]
     HealthFileHasNoName(PathBuf),
+    /// A probe that contradicts itself, or a flag.
+    #[error(transparent)]
+    InFile(#[from] Problem),
+}
+
+/// Every setting that cannot be, in the order of the checks.
+#[derive(Debug)]
+pub struct SettingsErrors {
+    errors: Vec<SettingsError>,
+    file: Option<ConfigFile>,
+}
+
+impl SettingsErrors {
+    /// One line each; what the file sets is named by file, line and field.
+    pub fn lines(&self) -> impl Iterator<Item = String> {
+        self.errors.iter().map(|error| {
+            let written = self.file.as_ref().and_then(|file| {
+                error
+                    .flags()
+                    .into_iter()
+                    .flatten()
+                    .find_map(|flag| Some((file, file.flag(flag.trim_start_matches('-'))?)))
+            });
+            match written {
+                Some((file, flag)) => format!("{}:{}: {}: {error}", file.path.display(), flag.line, flag.key),
+                None => error.to_string(),
+            }
+        })
+    }
+}
+
+impl fmt::Display for SettingsErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.lines().collect::<Vec<_>>().join("\n"))
+    }
+}
+
+impl std::error::Error for SettingsErrors {}
+
+impl SettingsError {
+    /// The flags whose values it is about.
+    fn flags(&self) -> [Option<&str>; 2] {
+        match self {
+            Self::NoRegistrationPath | Self::RelativeRegistrationPath(_) => [Some("--kubelet-registration-path"), None],
+            Self::NotAUnixSocket(_) => [Some("--csi-address"), None],
+            Self::PathTooLong { flag, .. } | Self::Zero { flag, .. } => [Some(flag), None],
+            Self::RegistrationFolder { .. } => [Some("--plugin-registration-path"), None],
+            Self::TwoHealthEndpoints => [Some("--http-endpoint"), Some("--health-port")],
+            Self::BadHttpEndpoint(_) => [Some("--http-endpoint"), None],
+            Self::BadHealthPort(_) => [Some("--health-port"), None],
+            Self::Contradiction { flag, other, .. } => [Some(flag), Some(other)],
+            Self::UnknownReaction(_) | Self::NeedsProxy(_) => [Some("--on-unhealthy"), None],
+            Self::NoProxy(_) => [Some("--proxy"), None],
+            Self::HealthFileHasNoName(_) => [Some("--health-file"), None],
+            Self::InFile(_) => [None, None],
+        }
+    }
 }
 
 impl Settings {
-    /// Checks the flags, and the folder they name. Creates nothing.
+    /// Checks the flags, the file's probes, and the folder they name. Creates nothing.
     ///
     /// # Errors
-    /// The first setting that cannot be.
-    pub fn check(typed: &Typed) -> Result<Self, SettingsError> {
-        let mut warnings = Vec::new();
-        let endpoint = endpoint(&typed.kubelet_registration_path, &mut warnings)?;
-        let driver_socket = unix_path(&typed.csi_address)?;
-        fits("--csi-address", &driver_socket)?;
-        fits("--kubelet-registration-path", Path::new(&endpoint))?;
-        fits("--plugin-registration-path", &typed.plugin_registration_path.join(SHORTEST_SOCKET_NAME))?;
-        if typed.timeout.is_zero() {
-            return Err(SettingsError::Zero { flag: "--timeout", hint: "" });
-        }
+    /// Every setting that cannot be.
+    pub fn check(typed: &Typed) -> Result<Self, SettingsErrors> {
+        let (mut warnings, mut found) = (Vec::new(), Found(Vec::new()));
+        let endpoint = found.keep(endpoint(&typed.kubelet_registration_path, &mut warnings));
+        let driver_socket = found.keep(driver_socket(&typed.csi_address));
+        found.keep(fits("--plugin-registration-path", &typed.plugin_registration_path.join(SHORTEST_SOCKET_NAME)));
+        found.keep(above_zero("--timeout", typed.timeout, ""));
         if let Some(proxy) = &typed.proxy {
-            return Err(SettingsError::NoProxy(proxy.clone()));
+            found.0.push(SettingsError::NoProxy(proxy.clone()));
         }
-        let http = http(&typed.http_endpoint, typed.health_port)?;
-        let health = health(typed)?;
-        if health.is_none() && !typed.health_only_flags.is_empty() {
+        let http = found.keep(http(&typed.http_endpoint, typed.health_port));
+        let reaction = found.keep(reaction(typed.on_unhealthy.as_deref()));
+        found.keep(holds(typed));
+        let defaults = defaults(typed, driver_socket.clone().unwrap_or_default(), &mut found);
+        // Last, because it alone looks at the machine.
+        found.keep(writable_folder(&typed.plugin_registration_path));
+        let file = typed.config.as_ref().map(|config| &config.file);
+        let watched = defaults.as_ref().map(|defaults| Watched::new(defaults, file));
+        let watched = match watched {
+            Some(Ok(watched)) => Some(watched),
+            Some(Err(problems)) => {
+                found.0.extend(problems.into_iter().map(SettingsError::InFile));
+                None
+            }
+            None => None,
+        };
+        let (true, Some(endpoint), Some(driver_socket), Some(http), Some(reaction), Some(defaults), Some(watched)) =
+            (found.0.is_empty(), endpoint, driver_socket, http, reaction, defaults, watched)
+        else {
+            return Err(SettingsErrors { errors: found.0, file: file.cloned() });
+        };
+        warnings.extend(watched.warnings);
+        if watched.probes.is_empty() && !typed.health_only_flags.is_empty() {
             warnings.push(format!(
-                "without --health-file nothing is watched, so {} has no effect",
+                "without --health-file, or probes in --config, nothing is watched, so {} has no effect",
                 typed.health_only_flags.join(", ")
             ));
         }
         if http.is_none() && typed.enable_pprof {
             warnings.push("--enable-pprof has no effect without --http-endpoint".to_owned());
         }
+        let health = (!watched.probes.is_empty()).then_some(Health {
+            probes: watched.probes,
+            groups: watched.groups,
+            hold: Hold { base: typed.recovery_hold, max: typed.max_recovery_hold, window: typed.flap_window },
+            start_grace: typed.start_grace,
+            reaction,
+        });
         let state_folder = state_folder(typed.state_dir.as_deref(), &driver_socket);
-        // Last, because it alone looks at the machine.
-        writable_folder(&typed.plugin_registration_path)?;
+        let source = typed
+            .config
+            .as_ref()
+            .map(|config| ConfigSource::new(&config.file, config.typed.clone(), config.flags, defaults));
         Ok(Self {
             driver_socket,
             endpoint,
@@ -241,6 +339,7 @@ impl Settings {
             http,
             pprof: typed.enable_pprof,
             health,
+            source,
             state_folder,
             status_socket: typed.status_socket.clone(),
             proc_root: typed.proc_root.clone(),
@@ -253,6 +352,21 @@ impl Settings {
 pub fn state_folder(typed: Option<&Path>, driver_socket: &Path) -> PathBuf {
     let parent = driver_socket.parent().filter(|parent| !parent.as_os_str().is_empty());
     typed.or(parent).unwrap_or(Path::new(".")).to_owned()
+}
+
+/// Problems so far: one does not hide the next.
+struct Found(Vec<SettingsError>);
+
+impl Found {
+    fn keep<T>(&mut self, result: Result<T, SettingsError>) -> Option<T> {
+        match result {
+            Ok(value) => Some(value),
+            Err(error) => {
+                self.0.push(error);
+                None
+            }
+        }
+    }
 }
 
 fn endpoint(typed: &str, warnings: &mut Vec<String>) -> Result<String, SettingsError> {
@@ -269,21 +383,33 @@ fn endpoint(typed: &str, warnings: &mut Vec<String>) -> Result<String, SettingsE
     match path {
         "" => Err(SettingsError::NoRegistrationPath),
         path if !path.starts_with('/') => Err(SettingsError::RelativeRegistrationPath(typed.to_owned())),
-        path => Ok(path.to_owned()),
+        path => {
+            fits("--kubelet-registration-path", Path::new(path))?;
+            Ok(path.to_owned())
+        }
     }
 }
 
-/// The path of a driver's socket, as `--csi-address` may spell it.
-///
-/// # Errors
-/// When it is not a unix socket's address.
-pub fn unix_path(typed: &str) -> Result<PathBuf, SettingsError> {
+fn driver_socket(typed: &str) -> Result<PathBuf, SettingsError> {
+    let path = unix_path(typed).ok_or_else(|| SettingsError::NotAUnixSocket(typed.to_owned()))?;
+    fits("--csi-address", &path)?;
+    Ok(path)
+}
+
+/// A unix socket's path, typed as one or as `unix:///path`.
+pub fn unix_path(typed: &str) -> Option<PathBuf> {
     let path = match typed.strip_prefix("unix:") {
         Some(rest) => rest.strip_prefix("//").unwrap_or(rest),
         None if typed.starts_with('/') => typed,
-        None => return Err(SettingsError::NotAUnixSocket(typed.to_owned())),
+        None => return None,
     };
-    if path.is_empty() { Err(SettingsError::NotAUnixSocket(typed.to_owned())) } else { Ok(PathBuf::from(path)) }
+    (!path.is_empty()).then(|| PathBuf::from(path))
+}
+
+/// Not a folder, by its looks alone.
+pub(super) fn names_a_file(path: &Path) -> bool {
+    matches!(path.components().next_back(), Some(Component::Normal(_)))
+        && !path.as_os_str().as_encoded_bytes().ends_with(b"/")
 }
 
 fn fits(flag: &'static str, path: &Path) -> Result<(), SettingsError> {
@@ -305,34 +431,16 @@ fn http(endpoint: &str, health_port: i64) -> Result<Option<ListenAddress>, Setti
     }
 }
 
-fn health(typed: &Typed) -> Result<Option<Health>, SettingsError> {
-    let reaction = match typed.on_unhealthy.as_deref() {
-        None | Some("deregister") => Reaction::Deregister,
-        Some("observe") => Reaction::Observe,
-        Some(value @ ("fence" | "fence-then-deregister")) => {
-            return Err(SettingsError::NeedsProxy(value.to_owned()));
-        }
-        Some(other) => return Err(SettingsError::UnknownReaction(other.to_owned())),
-    };
-    let threshold = |flag, value| NonZeroU32::new(value).ok_or(SettingsError::Zero { flag, hint: "" });
-    let thresholds = Thresholds {
-        failure: threshold("--failure-threshold", typed.failure_threshold)?,
-        success: threshold("--success-threshold", typed.success_threshold)?,
-    };
-    above_zero("--health-interval", typed.health_interval, "")?;
-    above_zero("--health-max-age", typed.health_max_age, "; a file is never younger than that")?;
-    let dead_after = (!typed.health_dead_after.is_zero()).then_some(typed.health_dead_after);
-    if let Some(dead_after) = dead_after
-        && dead_after <= typed.health_max_age
-    {
-        return Err(SettingsError::Contradiction {
-            flag: "--health-dead-after",
-            value: dead_after,
-            relation: "longer than",
-            other: "--health-max-age",
-            other_value: typed.health_max_age,
-        });
+fn reaction(typed: Option<&str>) -> Result<Reaction, SettingsError> {
+    match typed {
+        None | Some("deregister") => Ok(Reaction::Deregister),
+        Some("observe") => Ok(Reaction::Observe),
+        Some(value @ ("fence" | "fence-then-deregister")) => Err(SettingsError::NeedsProxy(value.to_owned())),
+        Some(other) => Err(SettingsError::UnknownReaction(other.to_owned())),
     }
+}
+
+fn holds(typed: &Typed) -> Result<(), SettingsError> {
     if typed.recovery_hold > typed.max_recovery_hold {
         return Err(SettingsError::Contradiction {
             flag: "--recovery-hold",
@@ -342,36 +450,44 @@ fn health(typed: &Typed) -> Result<Option<Health>, SettingsError> {
             other_value: typed.max_recovery_hold,
         });
     }
-    let Some(file) = &typed.health_file else {
-        return Ok(None);
-    };
-    if !matches!(file.components().next_back(), Some(Component::Normal(_)))
-        || file.as_os_str().as_encoded_bytes().ends_with(b"/")
+    Ok(())
+}
+
+/// What probes get that do not say otherwise. `None` when something was found.
+fn defaults(typed: &Typed, driver_socket: PathBuf, found: &mut Found) -> Option<Defaults> {
+    let before = found.0.len();
+    let threshold = |flag, value| NonZeroU32::new(value).ok_or(SettingsError::Zero { flag, hint: "" });
+    let failure = found.keep(threshold("--failure-threshold", typed.failure_threshold));
+    let success = found.keep(threshold("--success-threshold", typed.success_threshold));
+    found.keep(above_zero("--health-interval", typed.health_interval, ""));
+    found.keep(above_zero("--health-max-age", typed.health_max_age, "; a file is never younger than that"));
+    let dead_after = (!typed.health_dead_after.is_zero()).then_some(typed.health_dead_after);
+    if let Some(dead_after) = dead_after
+        && dead_after <= typed.health_max_age
     {
-        return Err(SettingsError::HealthFileHasNoName(file.clone()));
+        found.0.push(SettingsError::Contradiction {
+            flag: "--health-dead-after",
+            value: dead_after,
+            relation: "longer than",
+            other: "--health-max-age",
+            other_value: typed.health_max_age,
+        });
     }
-    let limits = HealthFileLimits {
-        period: typed.health_interval,
+    if let Some(file) = &typed.health_file
+        && !names_a_file(file)
+    {
+        found.0.push(SettingsError::HealthFileHasNoName(file.clone()));
+    }
+    let (Some(failure), Some(success), true) = (failure, success, found.0.len() == before) else { return None };
+    Some(Defaults {
+        driver_socket,
+        health_file: typed.health_file.clone(),
+        health_interval: typed.health_interval,
+        health_max_age: typed.health_max_age,
+        health_dead_after: dead_after,
+        thresholds: Thresholds { failure, success },
         confirm_interval: typed.confirm_interval,
-        max_age: typed.health_max_age,
-        dead_after,
-    };
-    let probe = ProbeSettings {
-        name: "health-file".to_owned(),
-        kind: ProbeKind::HealthFile { path: file.clone(), limits },
-        period: typed.health_interval,
-        timeout: HEALTH_FILE_TIMEOUT.min(typed.health_max_age / 2),
-        confirm_interval: typed.confirm_interval,
-        thresholds,
-        on_failure: OnFailure::Fail,
-    };
-    Ok(Some(Health {
-        probes: vec![probe],
-        groups: Vec::new(),
-        hold: Hold { base: typed.recovery_hold, max: typed.max_recovery_hold, window: typed.flap_window },
-        start_grace: typed.start_grace,
-        reaction,
-    }))
+    })
 }
 
 fn above_zero(flag: &'static str, value: Duration, hint: &'static str) -> Result<(), SettingsError> {

@@ -1,8 +1,9 @@
 //! The part that turns outcomes into the verdict: waits, asks the policy, tells.
 
 use super::{error, info, warn};
-use crate::config::probes::{GroupSettings, OnFailure, ProbeKind, ProbeSettings, Require};
+use crate::config::probes::{OnFailure, ProbeKind, ProbeSettings, Require};
 use crate::config::settings::{Health as Settings, Reaction};
+use crate::config::watched::Watched;
 use crate::health_view::{HealthView, ProbeView};
 use crate::parts::{Fatal, Parts};
 use crate::policy::admission::{Admission, AdmissionPolicy, Evidence};
@@ -30,15 +31,6 @@ const UNKNOWN_PERIODS: u32 = 3;
 
 /// How long writing the state may take before it is left alone.
 const STATE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// What is watched from now on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Watched {
-    /// The probes.
-    pub(super) probes: Vec<ProbeSettings>,
-    /// The groups.
-    pub(super) groups: Vec<GroupSettings>,
-}
 
 pub(super) struct HealthPart {
     policy: HealthPolicy,
@@ -85,7 +77,8 @@ impl HealthPart {
         parts: &Parts,
     ) -> Told {
         let now = Instant::now().into_std();
-        let watched = Watched { probes: settings.probes.clone(), groups: settings.groups.clone() };
+        let watched =
+            Watched { probes: settings.probes.clone(), groups: settings.groups.clone(), warnings: Vec::new() };
         let mut policy = HealthPolicy::new(rules(&watched), groups(&watched), settings.hold, now);
         match state.load(now) {
             Ok(Some(past)) => {
@@ -364,8 +357,17 @@ pub(super) fn asks(watched: &Watched) -> String {
     format!("{} | {:?}", probes.join(" | "), watched.groups)
 }
 
+/// Values of variables may be secrets, and this ends up in the state file.
 fn question(probe: &ProbeSettings) -> String {
-    format!("{:?} {:?} {:?}", probe.kind, probe.thresholds, probe.on_failure)
+    let kind = match &probe.kind {
+        ProbeKind::HealthFile { path, limits } => format!("health-file {} {limits:?}", path.display()),
+        ProbeKind::Csi { socket } => format!("csi {}", socket.display()),
+        ProbeKind::Exec { command } => {
+            let names: Vec<_> = command.environment.iter().map(|(name, _)| name).collect();
+            format!("exec {:?} {:?} {names:?}", command.program, command.arguments)
+        }
+    };
+    format!("{kind} {:?} {:?}", probe.thresholds, probe.on_failure)
 }
 
 fn rules(watched: &Watched) -> Vec<ProbeRule> {

@@ -223,5 +223,6 @@ fn typed(folder: &Path, registry: &Path, driver_socket: &Path, health_file: &Pat
         status_socket: None,
         proc_root: PathBuf::from("/proc"),
         health_only_flags: Vec::new(),
+        config: None,
     }
 }
