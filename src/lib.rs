@@ -11,6 +11,7 @@ pub mod demo;
 pub mod grpc;
 pub mod health_view;
 pub mod http;
+pub mod metrics;
 pub mod parts;
 pub mod path_watch;
 pub mod policy;
