@@ -3,6 +3,7 @@
 pub mod demo;
 pub mod go_flags;
 pub mod install;
+pub mod logging;
 pub mod probe;
 pub mod run;
 pub mod status;
