@@ -1,8 +1,8 @@
 //! The diagnostics server: `/healthz`, `/readyz`, `/registered`, and what there is of pprof.
 
-mod answers;
+mod diagnostics;
 
-pub use answers::Answers;
+pub use diagnostics::Answers;
 
 use crate::parts::{Fatal, Parts};
 use bytes::Bytes;
