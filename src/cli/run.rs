@@ -47,7 +47,7 @@ pub struct RunFlags {
     #[arg(long, value_name = "MODE", default_value = "", hide_default_value = true, help_heading = "Registration")]
     mode: String,
 
-    /// Listen address of /healthz, /readyz and /registered, such as :9809 or 127.0.0.1:9809; empty: none
+    /// Listen address of /healthz, /readyz, /registered and /metrics, such as :9809 or 127.0.0.1:9809; empty: none
     #[arg(long, value_name = "ADDR", default_value = "", hide_default_value = true, help_heading = "HTTP")]
     http_endpoint: String,
     /// Deprecated: as --http-endpoint=:PORT; 0: none
@@ -56,6 +56,16 @@ pub struct RunFlags {
     /// Serve /debug/pprof/ on the HTTP address: what a Rust program can tell, and why not the rest
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set, help_heading = "HTTP")]
     enable_pprof: bool,
+
+    /// Listen address of livenessprobe's /healthz, such as :9808, for the driver's container: is the driver ready? Empty: none
+    #[arg(long, value_name = "ADDR", default_value = "", hide_default_value = true, help_heading = "Liveness")]
+    liveness_endpoint: String,
+    /// The driver's Probe must be answered within this, connecting included
+    #[arg(long, value_name = "DURATION", default_value = "3s", help_heading = "Liveness")]
+    probe_timeout: GoDuration,
+    /// The driver is asked this often, however many ask for /healthz
+    #[arg(long, value_name = "DURATION", default_value = "10s", help_heading = "Liveness")]
+    probe_interval: GoDuration,
 
     /// File that says OK or ERROR, written by whoever watches the hardware. Mount its folder, not the file
     #[arg(long, value_name = "PATH", help_heading = "Health")]
@@ -185,6 +195,10 @@ impl RunFlags {
             ("status_socket", "--status-socket"),
             ("proc_root", "--proc-root"),
         ];
+        let liveness_only = [("probe_timeout", "--probe-timeout"), ("probe_interval", "--probe-interval")];
+        let typed_of = |flags: &[(&str, &'static str)]| {
+            flags.iter().filter(|(id, _)| typed_by_hand(id)).map(|(_, flag)| *flag).collect::<Vec<_>>()
+        };
         Typed {
             csi_address: self.csi_address.clone(),
             kubelet_registration_path: self.kubelet_registration_path.clone(),
@@ -209,11 +223,11 @@ impl RunFlags {
             state_dir: self.state_dir.clone(),
             status_socket: self.status_socket.clone(),
             proc_root: self.proc_root.clone(),
-            health_only_flags: health_only
-                .into_iter()
-                .filter(|(id, _)| typed_by_hand(id))
-                .map(|(_, flag)| flag)
-                .collect(),
+            liveness_endpoint: self.liveness_endpoint.clone(),
+            probe_timeout: self.probe_timeout.0,
+            probe_interval: self.probe_interval.0,
+            liveness_only_flags: typed_of(&liveness_only),
+            health_only_flags: typed_of(&health_only),
         }
     }
 }

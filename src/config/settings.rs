@@ -33,6 +33,8 @@ pub struct Settings {
     pub http: Option<ListenAddress>,
     /// `--enable-pprof`.
     pub pprof: bool,
+    /// `--liveness-endpoint`, and how it asks.
+    pub liveness: Option<LivenessSettings>,
     /// The health source, if there is one. Without it this is the registrar it replaces, and nothing more.
     pub health: Option<Health>,
     /// `--state-dir`, or the driver socket's folder.
@@ -43,6 +45,17 @@ pub struct Settings {
     pub proc_root: PathBuf,
     /// What was odd but not wrong, for the log.
     pub warnings: Vec<String>,
+}
+
+/// livenessprobe's duty in this process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LivenessSettings {
+    /// `--liveness-endpoint`.
+    pub address: ListenAddress,
+    /// `--probe-timeout`.
+    pub timeout: Duration,
+    /// `--probe-interval`.
+    pub interval: Duration,
 }
 
 /// How health is watched and what it does.
@@ -118,6 +131,14 @@ pub struct Typed {
     pub status_socket: Option<PathBuf>,
     /// `--proc-root`
     pub proc_root: PathBuf,
+    /// `--liveness-endpoint`
+    pub liveness_endpoint: String,
+    /// `--probe-timeout`
+    pub probe_timeout: Duration,
+    /// `--probe-interval`
+    pub probe_interval: Duration,
+    /// Flags that were typed and mean nothing without `--liveness-endpoint`.
+    pub liveness_only_flags: Vec<&'static str>,
     /// Flags that were typed and mean nothing without a health source.
     pub health_only_flags: Vec<&'static str>,
 }
@@ -156,8 +177,23 @@ pub enum SettingsError {
     #[error("only one of --http-endpoint and --health-port may be set (--health-port is deprecated)")]
     TwoHealthEndpoints,
     /// The address does not parse.
-    #[error("--http-endpoint: {0}")]
-    BadHttpEndpoint(#[from] AddressError),
+    #[error("{flag}: {problem}")]
+    BadAddress {
+        /// Which.
+        flag: &'static str,
+        /// What is wrong with it.
+        problem: AddressError,
+    },
+    /// Both `/healthz` in one place.
+    #[error(
+        "--liveness-endpoint={liveness} and --http-endpoint={http} are one address: give each its own port, such as :9808 and :9809"
+    )]
+    SharedAddress {
+        /// The one.
+        liveness: ListenAddress,
+        /// The other.
+        http: ListenAddress,
+    },
     /// Out of range.
     #[error("--health-port={0} is no port: use 1 to 65535, or 0 for none")]
     BadHealthPort(i64),
@@ -209,8 +245,7 @@ impl Settings {
     pub fn check(typed: &Typed) -> Result<Self, SettingsError> {
         let mut warnings = Vec::new();
         let endpoint = endpoint(&typed.kubelet_registration_path, &mut warnings)?;
-        let driver_socket = unix_path(&typed.csi_address)?;
-        fits("--csi-address", &driver_socket)?;
+        let driver_socket = driver_socket(&typed.csi_address)?;
         fits("--kubelet-registration-path", Path::new(&endpoint))?;
         fits("--plugin-registration-path", &typed.plugin_registration_path.join(SHORTEST_SOCKET_NAME))?;
         if typed.timeout.is_zero() {
@@ -220,6 +255,13 @@ impl Settings {
             return Err(SettingsError::NoProxy(proxy.clone()));
         }
         let http = http(&typed.http_endpoint, typed.health_port)?;
+        let liveness = liveness(typed, http.as_ref())?;
+        if liveness.is_none() && !typed.liveness_only_flags.is_empty() {
+            warnings.push(format!(
+                "without --liveness-endpoint the driver is not probed, so {} has no effect",
+                typed.liveness_only_flags.join(", ")
+            ));
+        }
         let health = health(typed)?;
         if health.is_none() && !typed.health_only_flags.is_empty() {
             warnings.push(format!(
@@ -240,6 +282,7 @@ impl Settings {
             timeout: typed.timeout,
             http,
             pprof: typed.enable_pprof,
+            liveness,
             health,
             state_folder,
             status_socket: typed.status_socket.clone(),
@@ -273,6 +316,24 @@ fn endpoint(typed: &str, warnings: &mut Vec<String>) -> Result<String, SettingsE
     }
 }
 
+/// `--csi-address`, which every command has: the path of a unix socket.
+///
+/// # Errors
+/// When it is none, or longer than a socket's address.
+pub fn driver_socket(csi_address: &str) -> Result<PathBuf, SettingsError> {
+    let path = unix_path(csi_address)?;
+    fits("--csi-address", &path)?;
+    Ok(path)
+}
+
+/// The address that `flag` gives.
+///
+/// # Errors
+/// When it does not parse.
+pub fn address(flag: &'static str, typed: &str) -> Result<ListenAddress, SettingsError> {
+    typed.parse().map_err(|problem| SettingsError::BadAddress { flag, problem })
+}
+
 /// The path of a driver's socket, as `--csi-address` may spell it.
 ///
 /// # Errors
@@ -301,8 +362,23 @@ fn http(endpoint: &str, health_port: i64) -> Result<Option<ListenAddress>, Setti
             Err(_) => Err(SettingsError::BadHealthPort(port)),
         },
         (_, port) if port > 0 => Err(SettingsError::TwoHealthEndpoints),
-        (endpoint, _) => Ok(Some(endpoint.parse()?)),
+        (endpoint, _) => Ok(Some(address("--http-endpoint", endpoint)?)),
     }
+}
+
+fn liveness(typed: &Typed, http: Option<&ListenAddress>) -> Result<Option<LivenessSettings>, SettingsError> {
+    above_zero("--probe-timeout", typed.probe_timeout, "")?;
+    above_zero("--probe-interval", typed.probe_interval, "")?;
+    if typed.liveness_endpoint.is_empty() {
+        return Ok(None);
+    }
+    let address = address("--liveness-endpoint", &typed.liveness_endpoint)?;
+    if let Some(http) = http
+        && http.collides_with(&address)
+    {
+        return Err(SettingsError::SharedAddress { liveness: address, http: http.clone() });
+    }
+    Ok(Some(LivenessSettings { address, timeout: typed.probe_timeout, interval: typed.probe_interval }))
 }
 
 fn health(typed: &Typed) -> Result<Option<Health>, SettingsError> {
