@@ -2,16 +2,15 @@
 
 mod health;
 
-use crate::config::settings::{Reaction, Settings};
+use crate::config::settings::{LivenessSettings, Reaction, Settings};
 use crate::config::watched::Watched;
-use crate::grpc::connect::chain;
-use crate::grpc::driver;
-use crate::http::{self, Answers};
+use crate::driver_name::{Unfit, discover};
+use crate::http::{self, Diagnostics, LivenessEndpoints};
+use crate::liveness::{Asked, Liveness};
+use crate::metrics::Metrics;
 use crate::parts::Parts;
 use crate::policy::admission::Admission;
-use crate::policy::backoff::Backoff;
 use crate::policy::registration::RegistrationTimings;
-use crate::quiet::Quiet;
 use crate::registration::socket::{NameError, SocketPath};
 use crate::registration::{self, Phase, RegistrationPart, Status};
 use crate::state_file::StateFile;
@@ -19,6 +18,7 @@ use crate::status::server::Sources;
 use crate::status::{self as status_socket};
 use anyhow::{Context, anyhow};
 use health::{HealthPart, asks};
+use std::path::Path;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -27,13 +27,6 @@ use tracing::{error, info, warn};
 
 /// Connections in flight get this long after the registration socket is unlinked.
 const STOP_GRACE: Duration = Duration::from_secs(2);
-
-/// Pauses between questions to a driver that is not there yet. A connect costs microseconds.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const MAX_PAUSE: Duration = Duration::from_secs(1);
-
-/// What `--timeout` is doubled up to while the driver is too slow for it.
-const MAX_NAME_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Runs until `stop`, or until a part fails.
 ///
@@ -57,18 +50,22 @@ async fn start(
     status: watch::Sender<Status>,
     statuses: watch::Receiver<Status>,
 ) -> anyhow::Result<()> {
+    let metrics = Metrics::new();
     match &settings.http {
         Some(address) => {
             let listener = address
                 .listen()
                 .with_context(|| format!("cannot listen on {address} (--http-endpoint or --health-port)"))?;
             info!(address = %address, "Starting HTTP server");
-            http::serve(listener, Answers::new(statuses, settings.timeout, settings.pprof), parts)
-                .context("cannot serve HTTP")?;
+            let answers = Diagnostics::new(statuses, metrics.clone(), settings.timeout, settings.pprof);
+            http::serve(listener, answers, parts).context("cannot serve HTTP")?;
         }
         None => info!("Skipping HTTP server because --http-endpoint and --health-port are not set"),
     }
-    let Some((driver_name, socket)) = driver_name(settings, parts.stop(), &status).await? else {
+    if let Some(liveness) = &settings.liveness {
+        serve_liveness(liveness, &settings.driver_socket, &metrics, parts)?;
+    }
+    let Some((driver_name, socket)) = driver_name(settings, &metrics, parts.stop(), &status).await? else {
         return Ok(());
     };
     let (admission, view) = match &settings.health {
@@ -104,60 +101,48 @@ async fn start(
         },
         parts,
         status,
+        metrics,
     );
     parts.spawn("registration", part.run(calls, admission));
     Ok(())
 }
 
-/// Waits for the driver, for as long as it takes, until it gives a name that can be registered. `None` when stopped before.
+/// livenessprobe's duty, from before the driver is there: nothing that waits may come first.
+fn serve_liveness(
+    settings: &LivenessSettings,
+    driver_socket: &Path,
+    metrics: &Metrics,
+    parts: &Parts,
+) -> anyhow::Result<()> {
+    let address = &settings.address;
+    let listener = address.listen().with_context(|| format!("cannot listen on {address} (--liveness-endpoint)"))?;
+    info!(address = %address, "Starting liveness server");
+    let asked = Asked { driver_socket: driver_socket.to_owned(), timeout: settings.timeout, metrics: metrics.clone() };
+    let answers = LivenessEndpoints {
+        liveness: Some(Liveness::in_background(asked, settings.interval, parts)),
+        metrics: Some(("/metrics".to_owned(), metrics.clone())),
+    };
+    http::serve(listener, answers, parts).context("cannot serve HTTP")
+}
+
+/// Waits for the driver until it gives a name that can be registered. `None` when stopped before.
 async fn driver_name(
     settings: &Settings,
+    metrics: &Metrics,
     stop: &CancellationToken,
     status: &watch::Sender<Status>,
-) -> anyhow::Result<Option<(String, SocketPath)>> {
-    info!(socket.path = %settings.driver_socket.display(), "Calling CSI driver to discover driver name");
-    let mut pauses = Backoff::new(FIRST_PAUSE, MAX_PAUSE);
-    let mut deadlines = Backoff::new(settings.timeout, MAX_NAME_DEADLINE.max(settings.timeout));
-    let mut deadline = deadlines.pause();
-    let mut quiet = Quiet::default();
-    let began = Instant::now();
-    loop {
-        let asked = tokio::select! {
-            () = stop.cancelled() => return Ok(None),
-            asked = driver::plugin_name(&settings.driver_socket, deadline) => asked,
-        };
-        let trouble = match asked {
-            Ok(name) => match SocketPath::new(&settings.registration_folder, &name) {
-                Ok(socket) => {
-                    info!(driver.name = name, "CSI driver name");
-                    return Ok(Some((name, socket)));
-                }
-                Err(error @ NameError::TooLong { .. }) => return Err(error.into()),
-                Err(error @ NameError::Unfit { .. }) => error.to_string(),
-            },
-            Err(error) => {
-                if matches!(error, crate::grpc::connect::CallError::Deadline { .. }) {
-                    deadline = deadlines.pause();
-                }
-                chain(&error)
-            }
-        };
-        if quiet.begin_or_repeat(&trouble, Instant::now()) {
-            warn!(
-                socket.path = %settings.driver_socket.display(),
-                error = trouble,
-                waited = ?began.elapsed(),
-                "Still connecting: the driver does not give its name yet; asking again"
-            );
-        }
+) -> Result<Option<(String, SocketPath)>, NameError> {
+    let fit = |name: String| match SocketPath::new(&settings.registration_folder, &name) {
+        Ok(socket) => Ok((name, socket)),
+        Err(error @ NameError::TooLong { .. }) => Err(Unfit::ForEver(error)),
+        Err(error @ NameError::Unfit { .. }) => Err(Unfit::ForNow(error.to_string())),
+    };
+    let trouble = |text: String| {
         status.send_if_modified(|status| {
-            let changed = status.trouble.as_ref() != Some(&trouble);
-            status.trouble = Some(trouble);
+            let changed = status.trouble.as_ref() != Some(&text);
+            status.trouble = Some(text);
             changed
         });
-        tokio::select! {
-            () = stop.cancelled() => return Ok(None),
-            () = tokio::time::sleep(pauses.pause()) => {}
-        }
-    }
+    };
+    discover(&settings.driver_socket, settings.timeout, metrics, stop, fit, trouble).await
 }

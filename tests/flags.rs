@@ -131,7 +131,7 @@ async fn every_flag_of_a_known_manifest_is_taken_in_both_styles_and_the_last_one
     status_becomes(&address, "/healthz", 200).await;
     assert_eq!(get_later(&address, "/healthz").await.unwrap(), (200, "ok".into()));
     assert_eq!(get_later(&address, "/debug/pprof/cmdline").await.unwrap().0, 200);
-    assert_eq!(get_later(&address, "/metrics").await.unwrap().0, 404);
+    assert_eq!(get_later(&address, "/nonsense").await.unwrap().0, 404);
 }
 
 #[tokio::test]

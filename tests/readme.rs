@@ -1,6 +1,7 @@
 //! README.md names every flag with its default, no flag that is not there, and the commands a newcomer types first.
 
 use clap::{Arg, Command, CommandFactory};
+use csi_warden::cli::livenessprobe::LivenessprobeFlags;
 use csi_warden::cli::probe::ProbeFlags;
 use csi_warden::cli::run::RunFlags;
 use std::collections::BTreeMap;
@@ -15,6 +16,11 @@ fn every_flag_of_run_is_listed_with_its_default_and_no_other() {
 #[test]
 fn every_flag_of_probe_is_listed_with_its_default_and_no_other() {
     assert_eq!(listed("### The probe command"), defined(&ProbeFlags::command()));
+}
+
+#[test]
+fn every_flag_of_livenessprobe_is_listed_with_its_default_and_no_other() {
+    assert_eq!(listed("### The livenessprobe command"), defined(&LivenessprobeFlags::command()));
 }
 
 #[test]

@@ -4,6 +4,8 @@ pub mod config;
 pub mod demo;
 pub mod go_flags;
 pub mod install;
+pub mod livenessprobe;
+pub mod logging;
 pub mod probe;
 pub mod run;
 pub mod status;
@@ -19,17 +21,21 @@ pub const USAGE: u8 = 2;
 /// Started under this name, every argument belongs to `run`: the image takes the replaced sidecar's place.
 const REGISTRAR_NAME: &str = "csi-node-driver-registrar";
 
+/// Started under this name, every argument belongs to `livenessprobe`.
+const LIVENESSPROBE_NAME: &str = "livenessprobe";
+
 /// The subcommands, for the help text.
 pub const COMMANDS: &str = "\
 Commands (`csi-warden COMMAND --help` tells more):
-  run       register the driver and watch its node's health; the default, may be left out
-  demo      play a failure and a recovery with an embedded driver and kubelet, without a cluster
-  config    check: find what is wrong with the settings; print: show those in force and where each came from
-  probe     run a command as a health check, once or again and again, and write the shared health file
-  status    show what a running agent knows, and what would happen next
-  install   copy this program to a folder, for exec probes in other containers
-  help      this text
-  version   print the version";
+  run            register the driver and watch its node's health; the default, may be left out
+  livenessprobe  answer the kubelet's liveness probe of the driver; takes livenessprobe's flags
+  config         check: find what is wrong with the settings; print: show those in force and where each came from
+  demo           play a failure and a recovery with an embedded driver and kubelet, without a cluster
+  probe          run a command as a health check, once or again and again, and write the shared health file
+  status         show what a running agent knows, and what would happen next
+  install        copy this program to a folder, for exec probes in other containers
+  help           this text
+  version        print the version";
 
 /// Picks the subcommand and runs it.
 pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
@@ -41,6 +47,9 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     if name == REGISTRAR_NAME {
         return run::main(&program, arguments);
     }
+    if name == LIVENESSPROBE_NAME {
+        return livenessprobe::main(arguments);
+    }
     // Nothing at all is `run` too, which says what it needs.
     let command = match arguments.peek().map(|first| first.to_string_lossy().into_owned()) {
         Some(first) if !first.starts_with('-') => first,
@@ -50,6 +59,7 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     match command.as_str() {
         "run" => run::main(&program, rest),
         "config" => config::main(rest),
+        "livenessprobe" => livenessprobe::main(rest),
         "demo" => demo::main(rest),
         "probe" => probe::main(rest),
         "status" => status::main(rest),

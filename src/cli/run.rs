@@ -1,11 +1,11 @@
 //! `csi-warden [run]`: every flag of the registrar it replaces, and its own.
 
 use super::go_flags::{normalise, parse_bool};
+use super::logging::LoggingFlags;
 use super::{COMMANDS, fail, print, usage};
 use crate::config::file::{self, ConfigFile, FileError, Problem};
 use crate::config::go_duration::GoDuration;
 use crate::config::settings::{self, Settings, Typed, TypedFile};
-use crate::telemetry::{Format, LogSettings, VModule};
 use crate::{daemon, shutdown, telemetry};
 use anyhow::Context;
 use clap::parser::ValueSource;
@@ -52,7 +52,7 @@ pub struct RunFlags {
     #[arg(long, value_name = "FILE", help_heading = "Registration")]
     config: Option<PathBuf>,
 
-    /// Listen address of /healthz, /readyz and /registered, such as :9809 or 127.0.0.1:9809; empty: none
+    /// Listen address of /healthz, /readyz, /registered and /metrics, such as :9809 or 127.0.0.1:9809; empty: none
     #[arg(long, value_name = "ADDR", default_value = "", hide_default_value = true, help_heading = "HTTP")]
     http_endpoint: String,
     /// Deprecated: as --http-endpoint=:PORT; 0: none
@@ -61,6 +61,16 @@ pub struct RunFlags {
     /// Serve /debug/pprof/ on the HTTP address: what a Rust program can tell, and why not the rest
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set, help_heading = "HTTP")]
     enable_pprof: bool,
+
+    /// Listen address of livenessprobe's /healthz, such as :9808, for the driver's container: is the driver ready? Empty: none
+    #[arg(long, value_name = "ADDR", default_value = "", hide_default_value = true, help_heading = "Liveness")]
+    liveness_endpoint: String,
+    /// The driver's Probe must be answered within this, connecting included
+    #[arg(long, value_name = "DURATION", default_value = "3s", help_heading = "Liveness")]
+    probe_timeout: GoDuration,
+    /// The driver is asked this often, however many ask for /healthz
+    #[arg(long, value_name = "DURATION", default_value = "10s", help_heading = "Liveness")]
+    probe_interval: GoDuration,
 
     /// File that says OK or ERROR, written by whoever watches the hardware. Mount its folder, not the file
     #[arg(long, value_name = "PATH", help_heading = "Health")]
@@ -111,33 +121,8 @@ pub struct RunFlags {
     #[arg(long, value_name = "DIR", default_value = "/proc", help_heading = "Health")]
     proc_root: PathBuf,
 
-    /// Log verbosity: 4 logs each call, 5 more
-    #[arg(long, value_name = "LEVEL", default_value = "0", allow_negative_numbers = true, help_heading = "Logging")]
-    v: i32,
-    /// Verbosity by source file, such as socket=4,server=5 (text format only)
-    #[arg(long, value_name = "PATTERN=N,…", default_value = "", hide_default_value = true, help_heading = "Logging")]
-    vmodule: VModule,
-    /// text or json; both go to stderr
-    #[arg(long, value_name = "FORMAT", default_value = "text", help_heading = "Logging")]
-    logging_format: String,
-    /// Must be above zero. Every line is written at once, so there is never anything to flush
-    #[arg(long, value_name = "DURATION", default_value = "5s", help_heading = "Logging")]
-    log_flush_frequency: GoDuration,
-    /// An alpha option that the replaced registrar refuses, and so do we
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set, hide = true)]
-    log_text_split_stream: bool,
-    /// As --log-text-split-stream
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set, hide = true)]
-    log_json_split_stream: bool,
-    /// As --log-text-split-stream
-    #[arg(long, value_name = "QUANTITY", default_value = "0", hide = true)]
-    log_text_info_buffer_size: String,
-    /// As --log-text-split-stream
-    #[arg(long, value_name = "QUANTITY", default_value = "0", hide = true)]
-    log_json_info_buffer_size: String,
-    /// Logs that there is nothing to adjust to the CPU quota; kept for manifests that set it
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set, help_heading = "Logging")]
-    automaxprocs: bool,
+    #[command(flatten)]
+    pub(super) logging: LoggingFlags,
     /// Print the version
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set, hide_default_value = true)]
     version: bool,
@@ -230,7 +215,7 @@ pub fn main(program: &OsStr, arguments: impl Iterator<Item = OsString>) -> ExitC
 
 fn run(program: &OsStr, given: &Given) -> anyhow::Result<()> {
     let flags = &given.flags;
-    let log = flags.log_settings()?;
+    let log = flags.logging.settings()?;
     if flags.version {
         print(&format!("{} {}", program.to_string_lossy(), env!("CARGO_PKG_VERSION")));
         return Ok(());
@@ -248,9 +233,7 @@ fn run(program: &OsStr, given: &Given) -> anyhow::Result<()> {
     if !flags.connection_timeout.0.is_zero() {
         warn!("--connection-timeout is deprecated and has no effect");
     }
-    if flags.automaxprocs {
-        info!("maxprocs: one thread carries all work, so there is nothing to adjust to the CPU quota");
-    }
+    flags.logging.tell_maxprocs();
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
     let result = runtime.block_on(async { daemon::run(settings, shutdown::on_signal()?).await });
@@ -260,36 +243,6 @@ fn run(program: &OsStr, given: &Given) -> anyhow::Result<()> {
 }
 
 impl RunFlags {
-    /// The logging options, checked as the replaced registrar checks them.
-    ///
-    /// # Errors
-    /// The first option that cannot be.
-    pub fn log_settings(&self) -> anyhow::Result<LogSettings> {
-        let format = match self.logging_format.as_str() {
-            "text" => Format::Text,
-            "json" => Format::Json,
-            other => anyhow::bail!("--logging-format={other:?} is unknown: use text or json"),
-        };
-        if format == Format::Json && !self.vmodule.is_empty() {
-            anyhow::bail!("--vmodule works only with --logging-format=text");
-        }
-        if self.log_flush_frequency.0.is_zero() {
-            anyhow::bail!("--log-flush-frequency must be above zero");
-        }
-        let alpha = [
-            ("--log-text-split-stream", self.log_text_split_stream),
-            ("--log-json-split-stream", self.log_json_split_stream),
-            ("--log-text-info-buffer-size", !is_zero_quantity(&self.log_text_info_buffer_size)),
-            ("--log-json-info-buffer-size", !is_zero_quantity(&self.log_json_info_buffer_size)),
-        ];
-        if let Some((flag, _)) = alpha.iter().find(|(_, set)| *set) {
-            anyhow::bail!(
-                "{flag} is an alpha option that cannot be switched on here, as in csi-node-driver-registrar: leave it out"
-            );
-        }
-        Ok(LogSettings { verbosity: self.v, vmodule: self.vmodule.clone(), format })
-    }
-
     /// Where the state of an agent with these flags lies.
     pub fn state_folder(&self) -> PathBuf {
         let driver_socket = settings::unix_path(&self.csi_address).unwrap_or_default();
@@ -313,6 +266,10 @@ impl RunFlags {
             ("status_socket", "--status-socket"),
             ("proc_root", "--proc-root"),
         ];
+        let liveness_only = [("probe_timeout", "--probe-timeout"), ("probe_interval", "--probe-interval")];
+        let typed_of = |flags: &[(&str, &'static str)]| {
+            flags.iter().filter(|(id, _)| typed_by_hand(id)).map(|(_, flag)| *flag).collect::<Vec<_>>()
+        };
         Typed {
             csi_address: self.csi_address.clone(),
             kubelet_registration_path: self.kubelet_registration_path.clone(),
@@ -337,19 +294,14 @@ impl RunFlags {
             state_dir: self.state_dir.clone(),
             status_socket: self.status_socket.clone(),
             proc_root: self.proc_root.clone(),
-            health_only_flags: health_only
-                .into_iter()
-                .filter(|(id, _)| typed_by_hand(id))
-                .map(|(_, flag)| flag)
-                .collect(),
             config: None,
+            liveness_endpoint: self.liveness_endpoint.clone(),
+            probe_timeout: self.probe_timeout.0,
+            probe_interval: self.probe_interval.0,
+            liveness_only_flags: typed_of(&liveness_only),
+            health_only_flags: typed_of(&health_only),
         }
     }
-}
-
-fn is_zero_quantity(text: &str) -> bool {
-    let digits = text.trim_end_matches(|char: char| char.is_ascii_alphabetic());
-    !digits.is_empty() && digits.bytes().all(|byte| matches!(byte, b'0' | b'.'))
 }
 
 #[cfg(test)]
@@ -359,15 +311,5 @@ mod tests {
     #[test]
     fn flags_are_well_formed() {
         RunFlags::command().debug_assert();
-    }
-
-    #[test]
-    fn quantities_of_zero_are_zero() {
-        for zero in ["0", "0Ki", "0.0"] {
-            assert!(is_zero_quantity(zero), "{zero}");
-        }
-        for other in ["1", "16Mi", "", "Ki"] {
-            assert!(!is_zero_quantity(other), "{other}");
-        }
     }
 }

@@ -43,6 +43,12 @@ impl ListenAddress {
         Self { host: Host::Any, port }
     }
 
+    /// Whether both cannot be listened on. Names are not resolved; the kernel has the last word.
+    pub fn collides_with(&self, other: &Self) -> bool {
+        let any = self.host == Host::Any || other.host == Host::Any;
+        self.port != 0 && self.port == other.port && (any || self.host == other.host)
+    }
+
     /// Listens. A wildcard takes IPv4 and IPv6 alike, as Go does, and IPv4 alone where there is no IPv6.
     ///
     /// # Errors
@@ -153,6 +159,18 @@ mod tests {
         assert!(matches!(error(":+1"), AddressError::BadPort(_)));
         assert!(matches!(error("::1:9809"), AddressError::BadHost(_)));
         assert!(matches!(error("[::1:9809"), AddressError::BadHost(_)));
+    }
+
+    #[test]
+    fn one_port_is_one_address_unless_the_hosts_differ() {
+        let collide = |one: &str, other: &str| {
+            one.parse::<ListenAddress>().unwrap().collides_with(&other.parse::<ListenAddress>().unwrap())
+        };
+        assert!(collide(":9808", "127.0.0.1:9808"));
+        assert!(collide("127.0.0.1:9808", "127.0.0.1:9808"));
+        assert!(!collide(":9808", ":9809"));
+        assert!(!collide("127.0.0.1:9808", "[::1]:9808"));
+        assert!(!collide(":0", ":0"), "two free ports");
     }
 
     #[test]

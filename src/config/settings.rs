@@ -34,6 +34,8 @@ pub struct Settings {
     pub http: Option<ListenAddress>,
     /// `--enable-pprof`.
     pub pprof: bool,
+    /// `--liveness-endpoint`, and how it asks.
+    pub liveness: Option<LivenessSettings>,
     /// What is watched, if anything is. Without it this is the registrar it replaces, and nothing more.
     pub health: Option<Health>,
     /// `--config`: reads the file again.
@@ -46,6 +48,17 @@ pub struct Settings {
     pub proc_root: PathBuf,
     /// What was odd but not wrong, for the log.
     pub warnings: Vec<String>,
+}
+
+/// livenessprobe's duty in this process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LivenessSettings {
+    /// `--liveness-endpoint`.
+    pub address: ListenAddress,
+    /// `--probe-timeout`.
+    pub timeout: Duration,
+    /// `--probe-interval`.
+    pub interval: Duration,
 }
 
 /// How health is watched and what it does.
@@ -132,6 +145,14 @@ pub struct Typed {
     pub status_socket: Option<PathBuf>,
     /// `--proc-root`
     pub proc_root: PathBuf,
+    /// `--liveness-endpoint`
+    pub liveness_endpoint: String,
+    /// `--probe-timeout`
+    pub probe_timeout: Duration,
+    /// `--probe-interval`
+    pub probe_interval: Duration,
+    /// Flags that were typed and mean nothing without `--liveness-endpoint`.
+    pub liveness_only_flags: Vec<&'static str>,
     /// Flags that were typed and mean nothing without a health source.
     pub health_only_flags: Vec<&'static str>,
     /// `--config`
@@ -172,8 +193,23 @@ pub enum SettingsError {
     #[error("only one of --http-endpoint and --health-port may be set (--health-port is deprecated)")]
     TwoHealthEndpoints,
     /// The address does not parse.
-    #[error("--http-endpoint: {0}")]
-    BadHttpEndpoint(#[from] AddressError),
+    #[error("{flag}: {problem}")]
+    BadAddress {
+        /// Which.
+        flag: &'static str,
+        /// What is wrong with it.
+        problem: AddressError,
+    },
+    /// Both `/healthz` in one place.
+    #[error(
+        "--liveness-endpoint={liveness} and --http-endpoint={http} are one address: give each its own port, such as :9808 and :9809"
+    )]
+    SharedAddress {
+        /// The one.
+        liveness: ListenAddress,
+        /// The other.
+        http: ListenAddress,
+    },
     /// Out of range.
     #[error("--health-port={0} is no port: use 1 to 65535, or 0 for none")]
     BadHealthPort(i64),
@@ -263,7 +299,8 @@ impl SettingsError {
             Self::PathTooLong { flag, .. } | Self::Zero { flag, .. } => [Some(flag), None],
             Self::RegistrationFolder { .. } => [Some("--plugin-registration-path"), None],
             Self::TwoHealthEndpoints => [Some("--http-endpoint"), Some("--health-port")],
-            Self::BadHttpEndpoint(_) => [Some("--http-endpoint"), None],
+            Self::BadAddress { flag, .. } => [Some(flag), None],
+            Self::SharedAddress { .. } => [Some("--liveness-endpoint"), Some("--http-endpoint")],
             Self::BadHealthPort(_) => [Some("--health-port"), None],
             Self::Contradiction { flag, other, .. } => [Some(flag), Some(other)],
             Self::UnknownReaction(_) | Self::NeedsProxy(_) => [Some("--on-unhealthy"), None],
@@ -289,6 +326,7 @@ impl Settings {
             found.0.push(SettingsError::NoProxy(proxy.clone()));
         }
         let http = found.keep(http(&typed.http_endpoint, typed.health_port));
+        let liveness = found.keep(liveness(typed, http.as_ref().and_then(Option::as_ref)));
         let reaction = found.keep(reaction(typed.on_unhealthy.as_deref()));
         found.keep(holds(typed));
         let defaults = defaults(typed, driver_socket.clone().unwrap_or_default(), &mut found);
@@ -309,6 +347,13 @@ impl Settings {
         else {
             return Err(SettingsErrors { errors: found.0, file: file.cloned() });
         };
+        let liveness = liveness.flatten();
+        if liveness.is_none() && !typed.liveness_only_flags.is_empty() {
+            warnings.push(format!(
+                "without --liveness-endpoint the driver is not probed, so {} has no effect",
+                typed.liveness_only_flags.join(", ")
+            ));
+        }
         warnings.extend(watched.warnings);
         if watched.probes.is_empty() && !typed.health_only_flags.is_empty() {
             warnings.push(format!(
@@ -338,6 +383,7 @@ impl Settings {
             timeout: typed.timeout,
             http,
             pprof: typed.enable_pprof,
+            liveness,
             health,
             source,
             state_folder,
@@ -390,10 +436,22 @@ fn endpoint(typed: &str, warnings: &mut Vec<String>) -> Result<String, SettingsE
     }
 }
 
-fn driver_socket(typed: &str) -> Result<PathBuf, SettingsError> {
-    let path = unix_path(typed).ok_or_else(|| SettingsError::NotAUnixSocket(typed.to_owned()))?;
+/// `--csi-address`, which every command has: the path of a unix socket.
+///
+/// # Errors
+/// When it is none, or longer than a socket's address.
+pub fn driver_socket(csi_address: &str) -> Result<PathBuf, SettingsError> {
+    let path = unix_path(csi_address).ok_or_else(|| SettingsError::NotAUnixSocket(csi_address.to_owned()))?;
     fits("--csi-address", &path)?;
     Ok(path)
+}
+
+/// The address that `flag` gives.
+///
+/// # Errors
+/// When it does not parse.
+pub fn address(flag: &'static str, typed: &str) -> Result<ListenAddress, SettingsError> {
+    typed.parse().map_err(|problem| SettingsError::BadAddress { flag, problem })
 }
 
 /// A unix socket's path, typed as one or as `unix:///path`.
@@ -427,8 +485,23 @@ fn http(endpoint: &str, health_port: i64) -> Result<Option<ListenAddress>, Setti
             Err(_) => Err(SettingsError::BadHealthPort(port)),
         },
         (_, port) if port > 0 => Err(SettingsError::TwoHealthEndpoints),
-        (endpoint, _) => Ok(Some(endpoint.parse()?)),
+        (endpoint, _) => Ok(Some(address("--http-endpoint", endpoint)?)),
     }
+}
+
+fn liveness(typed: &Typed, http: Option<&ListenAddress>) -> Result<Option<LivenessSettings>, SettingsError> {
+    above_zero("--probe-timeout", typed.probe_timeout, "")?;
+    above_zero("--probe-interval", typed.probe_interval, "")?;
+    if typed.liveness_endpoint.is_empty() {
+        return Ok(None);
+    }
+    let address = address("--liveness-endpoint", &typed.liveness_endpoint)?;
+    if let Some(http) = http
+        && http.collides_with(&address)
+    {
+        return Err(SettingsError::SharedAddress { liveness: address, http: http.clone() });
+    }
+    Ok(Some(LivenessSettings { address, timeout: typed.probe_timeout, interval: typed.probe_interval }))
 }
 
 fn reaction(typed: Option<&str>) -> Result<Reaction, SettingsError> {

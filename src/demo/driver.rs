@@ -47,6 +47,8 @@ pub struct Behaviour {
     pub probe_error: Option<Code>,
     /// How often NodeGetInfo was asked.
     pub node_info_calls: u32,
+    /// How often Probe was asked.
+    pub probe_calls: u32,
 }
 
 /// A running driver; its socket goes with it.
@@ -77,6 +79,7 @@ impl DemoDriver {
             ready: Some(true),
             probe_error: None,
             node_info_calls: 0,
+            probe_calls: 0,
         }));
         let parts = Parts::new(CancellationToken::new());
         let service = Services {
@@ -167,6 +170,7 @@ impl Identity for Answers {
     }
 
     async fn probe(&self, _: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
+        lock(&self.0).probe_calls += 1;
         let behaviour = self.behaviour().await;
         match behaviour.probe_error {
             Some(code) => Err(Status::new(code, "as told")),

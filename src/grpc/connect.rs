@@ -1,5 +1,6 @@
 //! One gRPC client connection over a unix socket, and what can go wrong with a call on it.
 
+use super::spoken::Spoken;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::http2::{self, SendRequest};
@@ -35,12 +36,19 @@ pub enum CallError {
         /// The operating system's word.
         source: io::Error,
     },
+    /// Somebody accepted and closed at once: no call was made.
+    Closed {
+        /// The socket.
+        path: PathBuf,
+    },
     /// Somebody accepted and did not answer in time.
     Deadline {
         /// The socket.
         path: PathBuf,
         /// How long we waited.
         after: Duration,
+        /// Whether it said anything at all. If not, no call was made.
+        spoke: bool,
     },
     /// The other side answered with a gRPC error, or with something that is not gRPC.
     Status {
@@ -59,7 +67,8 @@ impl fmt::Display for CallError {
                 write!(f, "permission denied connecting to {} as uid {uid}", path.display())
             }
             Self::Connect { path, .. } => write!(f, "cannot connect to {}", path.display()),
-            Self::Deadline { path, after } => {
+            Self::Closed { path } => write!(f, "{} accepted and closed without a word", path.display()),
+            Self::Deadline { path, after, .. } => {
                 write!(f, "{} accepted but did not answer within {after:?}", path.display())
             }
             Self::Status { path, source } => {
@@ -73,7 +82,20 @@ impl Error for CallError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             Self::Connect { source, .. } => Some(source),
-            Self::Deadline { .. } | Self::Status { .. } => None,
+            Self::Closed { .. } | Self::Deadline { .. } | Self::Status { .. } => None,
+        }
+    }
+}
+
+impl CallError {
+    /// The code that the call ended with; `None` if it never became one.
+    pub fn grpc_code(&self) -> Option<tonic::Code> {
+        match self {
+            Self::Connect { .. } | Self::Closed { .. } | Self::Deadline { spoke: false, .. } => None,
+            Self::Deadline { spoke: true, .. } => Some(tonic::Code::DeadlineExceeded),
+            // What the driver did not say itself came from a connection that broke under the call.
+            Self::Status { source, .. } if source.source().is_some() => Some(tonic::Code::Unavailable),
+            Self::Status { source, .. } => Some(source.code()),
         }
     }
 }
@@ -86,14 +108,18 @@ pub async fn call<T, F>(path: &Path, deadline: Duration, call: impl FnOnce(Conne
 where
     F: Future<Output = Result<T, tonic::Status>>,
 {
+    let spoken = Spoken::default();
     let whole = async {
-        let connection =
-            Connection::open(path).await.map_err(|source| CallError::Connect { path: path.to_owned(), source })?;
-        call(connection).await.map_err(|status| CallError::Status { path: path.to_owned(), source: Box::new(status) })
+        let connect = async { Connection::over(spoken.over(UnixStream::connect(path).await?)).await };
+        let connection = connect.await.map_err(|source| CallError::Connect { path: path.to_owned(), source })?;
+        call(connection).await.map_err(|status| match spoken.yet() {
+            true => CallError::Status { path: path.to_owned(), source: Box::new(status) },
+            false => CallError::Closed { path: path.to_owned() },
+        })
     };
     match timeout(deadline, whole).await {
         Ok(result) => result,
-        Err(_elapsed) => Err(CallError::Deadline { path: path.to_owned(), after: deadline }),
+        Err(_elapsed) => Err(CallError::Deadline { path: path.to_owned(), after: deadline, spoke: spoken.yet() }),
     }
 }
 

@@ -6,6 +6,13 @@ use crate::api::csi::node_client::NodeClient;
 use crate::api::csi::{GetPluginInfoRequest, NodeGetInfoRequest, NodeGetInfoResponse, ProbeRequest};
 use std::{path::Path, time::Duration};
 
+/// The questions' full names, as metrics have them.
+pub const GET_PLUGIN_INFO: &str = "/csi.v1.Identity/GetPluginInfo";
+/// See [`probe`].
+pub const PROBE: &str = "/csi.v1.Identity/Probe";
+/// See [`node_info`].
+pub const NODE_GET_INFO: &str = "/csi.v1.Node/NodeGetInfo";
+
 /// The driver's name, as it gives it; may be empty or unfit for a file name.
 ///
 /// # Errors

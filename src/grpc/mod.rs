@@ -1,6 +1,8 @@
 //! gRPC over unix sockets: what hyper and tonic lack for talking with a kubelet and a CSI driver.
 
 pub mod authority;
+pub mod code;
 pub mod connect;
 pub mod driver;
 pub mod serve;
+pub mod spoken;

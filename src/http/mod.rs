@@ -1,9 +1,12 @@
-//! The diagnostics server: `/healthz`, `/readyz`, `/registered`, and what there is of pprof.
+//! The HTTP server, and what it is asked: the registrar's duty (`diagnostics.rs`) and livenessprobe's (`liveness.rs`).
 
-mod answers;
+mod diagnostics;
+mod liveness;
 
-pub use answers::Answers;
+pub use diagnostics::Diagnostics;
+pub use liveness::LivenessEndpoints;
 
+use crate::metrics::Metrics;
 use crate::parts::{Fatal, Parts};
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
@@ -12,6 +15,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -27,14 +31,49 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 /// After a failed `accept`, so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Status and text of one answer.
-pub type Answer = (StatusCode, String);
+const PLAIN: &str = "text/plain; charset=utf-8";
+
+/// Prometheus goes by the version.
+const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// One answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// Its status.
+    pub status: StatusCode,
+    /// Its body.
+    pub text: String,
+    content_type: &'static str,
+}
+
+impl Answer {
+    /// A text for people and scripts.
+    pub fn text(status: StatusCode, text: impl Into<String>) -> Self {
+        Self { status, text: text.into(), content_type: PLAIN }
+    }
+
+    /// What there is nothing at, in the words of Go's servers.
+    pub fn not_found() -> Self {
+        Self::text(StatusCode::NOT_FOUND, "404 page not found\n")
+    }
+
+    /// All metrics, for Prometheus.
+    pub fn metrics(metrics: &Metrics) -> Self {
+        Self { status: StatusCode::OK, text: metrics.render(), content_type: METRICS }
+    }
+}
+
+/// Knows what each path answers.
+pub trait Answers: Send + Sync + 'static {
+    /// The answer to GET `path`. Dropped when the client hangs up.
+    fn get(&self, path: &str) -> impl Future<Output = Answer> + Send;
+}
 
 /// Serves `answers` on `listener` until all must end.
 ///
 /// # Errors
 /// When the listener cannot be used by the runtime.
-pub fn serve(listener: std::net::TcpListener, answers: Answers, parts: &Parts) -> std::io::Result<()> {
+pub fn serve(listener: std::net::TcpListener, answers: impl Answers, parts: &Parts) -> std::io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
     let (answers, stop, connections) = (Arc::new(answers), parts.stop().clone(), parts.clone());
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
@@ -75,16 +114,16 @@ pub fn serve(listener: std::net::TcpListener, answers: Answers, parts: &Parts) -
     Ok(())
 }
 
-async fn respond(answers: Arc<Answers>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+async fn respond(answers: Arc<impl Answers>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let path = request.uri().path();
-    let (status, text) = match *request.method() {
+    let answer = match *request.method() {
         Method::GET | Method::HEAD => answers.get(path).await,
-        _ => (StatusCode::METHOD_NOT_ALLOWED, "only GET is answered here".to_owned()),
+        _ => Answer::text(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered here"),
     };
-    debug!(http.path = path, http.status = status.as_u16(), "HTTP request");
-    let mut response = Response::new(Full::new(Bytes::from(text)));
-    *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("text/plain; charset=utf-8"));
+    debug!(http.path = path, http.status = answer.status.as_u16(), "HTTP request");
+    let mut response = Response::new(Full::new(Bytes::from(answer.text)));
+    *response.status_mut() = answer.status;
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(answer.content_type));
     response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, header::HeaderValue::from_static("nosniff"));
     Ok(response)
 }

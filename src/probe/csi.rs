@@ -60,9 +60,12 @@ fn judge(answer: Result<bool, CallError>) -> Outcome {
             let message = format!("the driver answers Probe with {:?}: {}", source.code(), source.message());
             Outcome::Warning(Reason::new("DriverError", message))
         }
-        Err(error @ (CallError::Connect { .. } | CallError::Status { .. } | CallError::Deadline { .. })) => {
-            Outcome::Failure(Reason::new("DriverGone", chain(&error)), Severity::Soft)
-        }
+        Err(
+            error @ (CallError::Connect { .. }
+            | CallError::Closed { .. }
+            | CallError::Status { .. }
+            | CallError::Deadline { .. }),
+        ) => Outcome::Failure(Reason::new("DriverGone", chain(&error)), Severity::Soft),
     }
 }
 

@@ -13,6 +13,7 @@ pub use status::{Phase, Status};
 use crate::api::csi::NodeGetInfoResponse;
 use crate::grpc::connect::{CallError, chain, fit_for_a_line};
 use crate::grpc::driver;
+use crate::metrics::Metrics;
 use crate::parts::{Fatal, Parts};
 use crate::path_watch::PathWatch;
 use crate::policy::admission::Admission;
@@ -65,6 +66,7 @@ pub struct RegistrationPart {
     parts: Parts,
     policy: Registration,
     status: watch::Sender<Status>,
+    metrics: Metrics,
     calls: mpsc::Sender<ServedCall>,
     next_serial: u64,
     /// The socket we serve, whoever holds the path.
@@ -95,9 +97,15 @@ struct Served {
 }
 
 impl RegistrationPart {
-    /// Nothing is shown yet. `status` is told about every change.
-    pub fn new(settings: Settings, parts: &Parts, status: watch::Sender<Status>) -> (Self, mpsc::Receiver<ServedCall>) {
+    /// Nothing is shown yet. `status` and `metrics` are told about every change.
+    pub fn new(
+        settings: Settings,
+        parts: &Parts,
+        status: watch::Sender<Status>,
+        metrics: Metrics,
+    ) -> (Self, mpsc::Receiver<ServedCall>) {
         let (calls, received) = mpsc::channel(16);
+        metrics.set_registered(false);
         let mut node_info_deadline = Backoff::new(FIRST_NODE_INFO_DEADLINE, NODE_INFO_DEADLINE);
         let part = Self {
             policy: Registration::new(settings.timings.clone(), Instant::now().into_std()),
@@ -106,6 +114,7 @@ impl RegistrationPart {
             settings,
             parts: parts.clone(),
             status,
+            metrics,
             calls,
             next_serial: 0,
             served: None,
@@ -201,6 +210,7 @@ impl RegistrationPart {
                 Event::Accepted
             }
             KubeletCall::Refused(text) => {
+                self.metrics.count_refusal();
                 let shown = format!("the kubelet refused the driver: {}", fit_for_a_line(&text));
                 if self.refusal_quiet.begin_or_repeat(&text, Instant::now()) {
                     error!(
@@ -218,7 +228,13 @@ impl RegistrationPart {
 
     fn ask(&mut self) {
         let (socket, deadline) = (self.settings.driver_socket.clone(), self.next_deadline);
-        self.asking = Some(Box::pin(async move { driver::node_info(&socket, deadline).await }));
+        let metrics = self.metrics.clone();
+        self.asking = Some(Box::pin(async move {
+            let began = Instant::now();
+            let answer = driver::node_info(&socket, deadline).await;
+            metrics.observe_call(driver::NODE_GET_INFO, &answer, began.elapsed());
+            answer
+        }));
     }
 
     fn answered(&mut self, answer: Result<NodeGetInfoResponse, CallError>) -> Event {
@@ -296,6 +312,7 @@ impl RegistrationPart {
                     endpoint = self.settings.endpoint,
                     "Registration Server started"
                 );
+                self.metrics.count_publication();
                 self.trouble = None;
                 self.lost = false;
                 if self.publish_quiet.end() {
@@ -411,6 +428,7 @@ impl RegistrationPart {
             trouble: self.trouble.clone(),
             stuck: self.stuck,
         };
+        self.metrics.set_registered(status.phase == Phase::Registered);
         self.status.send_if_modified(|old| {
             let changed = *old != status;
             if changed {

@@ -89,7 +89,7 @@ impl PathLooks {
                     let dead = matches!(source.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound);
                     if dead { Rival::Dead } else { Rival::Unknown }
                 }
-                Err(CallError::Deadline { .. } | CallError::Status { .. }) => Rival::Silent,
+                Err(CallError::Closed { .. } | CallError::Deadline { .. } | CallError::Status { .. }) => Rival::Silent,
             }
         }
     }

@@ -9,12 +9,15 @@ impl RegistrationPart {
     pub(super) fn tell_impatience(&self) {
         let waited = self.policy.since().elapsed();
         match self.policy.state() {
-            State::Shown { .. } => warn!(
-                socket.path = %self.settings.socket.path().display(),
-                waited = ?waited,
-                "the kubelet does not ask for the driver: is it running, and does the host path behind --plugin-registration-path \
-                 lie in its root folder (/var/lib/kubelet/plugins_registry unless it was moved)? Showing the socket again"
-            ),
+            State::Shown { .. } => {
+                self.metrics.count_silence();
+                warn!(
+                    socket.path = %self.settings.socket.path().display(),
+                    waited = ?waited,
+                    "the kubelet does not ask for the driver: is it running, and does the host path behind --plugin-registration-path \
+                     lie in its root folder (/var/lib/kubelet/plugins_registry unless it was moved)? Showing the socket again"
+                );
+            }
             State::Answered { .. } => {
                 warn!(waited = ?waited, "the kubelet asked for the driver and never said how it ended; showing the socket again");
             }

@@ -89,7 +89,7 @@ fn show(arguments: impl Iterator<Item = OsString>) -> ExitCode {
 
 /// Every problem, or the settings.
 fn checked(given: &Given) -> Result<Settings, Vec<String>> {
-    match (given.settings(), given.flags.log_settings()) {
+    match (given.settings(), given.flags.logging.settings()) {
         (settings, Ok(_)) => settings,
         (Ok(_), Err(error)) => Err(vec![error.to_string()]),
         (Err(problems), Err(error)) => Err(std::iter::once(error.to_string()).chain(problems).collect()),

@@ -1,13 +1,15 @@
-//! What each path answers.
+//! The registrar's duty: is the registration alive, confirmed, there.
 //!
 //! | path | 200 | else |
 //! |---|---|---|
 //! | `/healthz` | alive: waiting, registered, standing by, or withdrawn on purpose | 404 or 500: the socket is lost or dead |
 //! | `/readyz` | the kubelet has confirmed us since our start, or the driver is withdrawn on purpose | 503 |
 //! | `/registered` | the kubelet has the driver | 503 |
+//! | `/metrics` | docs/metrics.md | |
 
-use super::Answer;
+use super::{Answer, Answers};
 use crate::grpc::connect::{CallError, chain};
+use crate::metrics::Metrics;
 use crate::registration::check;
 use crate::registration::{Phase, Status};
 use http::StatusCode;
@@ -15,33 +17,36 @@ use std::io;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Knows the answers.
+/// Answers about the registration.
 #[derive(Debug)]
-pub struct Answers {
+pub struct Diagnostics {
     status: watch::Receiver<Status>,
+    metrics: Metrics,
     /// How long our own registration socket may take to answer.
     deadline: Duration,
     pprof: bool,
 }
 
-impl Answers {
-    /// Answers from `status`; `/healthz` asks the registration socket itself, within `deadline`.
-    pub fn new(status: watch::Receiver<Status>, deadline: Duration, pprof: bool) -> Self {
-        Self { status, deadline, pprof }
-    }
-
-    /// The answer to GET `path`.
-    pub async fn get(&self, path: &str) -> Answer {
+impl Answers for Diagnostics {
+    async fn get(&self, path: &str) -> Answer {
         let status = self.status.borrow().clone();
         match path {
             "/healthz" => self.healthz(&status).await,
             "/readyz" => readyz(&status),
             "/registered" => registered(&status),
+            "/metrics" => Answer::metrics(&self.metrics),
             _ => match path.strip_prefix("/debug/pprof") {
                 Some(rest) if self.pprof => pprof(rest),
-                Some(_) | None => (StatusCode::NOT_FOUND, "404 page not found\n".to_owned()),
+                Some(_) | None => Answer::not_found(),
             },
         }
+    }
+}
+
+impl Diagnostics {
+    /// Answers from `status`; `/healthz` asks the registration socket itself, within `deadline`.
+    pub fn new(status: watch::Receiver<Status>, metrics: Metrics, deadline: Duration, pprof: bool) -> Self {
+        Self { status, metrics, deadline, pprof }
     }
 
     async fn healthz(&self, status: &Status) -> Answer {
@@ -50,8 +55,10 @@ impl Answers {
             | Phase::WaitingForHealth
             | Phase::Withdrawn
             | Phase::Showing
-            | Phase::StandingBy => (StatusCode::OK, format!("ok: {}", words(status))),
-            Phase::Lost => (StatusCode::NOT_FOUND, format!("registration socket does not exist: {}", words(status))),
+            | Phase::StandingBy => Answer::text(StatusCode::OK, format!("ok: {}", words(status))),
+            Phase::Lost => {
+                Answer::text(StatusCode::NOT_FOUND, format!("registration socket does not exist: {}", words(status)))
+            }
             Phase::WaitingForKubelet | Phase::Refused | Phase::Registered => self.ask_socket(status).await,
         }
     }
@@ -59,18 +66,18 @@ impl Answers {
     /// As upstream: the socket must exist and answer GetInfo with our driver's name.
     async fn ask_socket(&self, status: &Status) -> Answer {
         let Some(socket) = &status.socket else {
-            return (StatusCode::OK, "ok".to_owned());
+            return Answer::text(StatusCode::OK, "ok");
         };
         match check::plugin_name(socket, self.deadline).await {
-            Ok(name) if Some(&name) == status.driver_name.as_ref() => (StatusCode::OK, "ok".to_owned()),
-            Ok(name) => (
+            Ok(name) if Some(&name) == status.driver_name.as_ref() => Answer::text(StatusCode::OK, "ok"),
+            Ok(name) => Answer::text(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 format!("{} answers for another driver, {name:?}", socket.display()),
             ),
             Err(CallError::Connect { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-                (StatusCode::NOT_FOUND, "registration socket does not exist".to_owned())
+                Answer::text(StatusCode::NOT_FOUND, "registration socket does not exist")
             }
-            Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, chain(&error)),
+            Err(error) => Answer::text(StatusCode::INTERNAL_SERVER_ERROR, chain(&error)),
         }
     }
 }
@@ -87,12 +94,12 @@ fn readyz(status: &Status) -> Answer {
         | Phase::Refused
         | Phase::StandingBy => status.confirmed,
     };
-    (if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, words(status))
+    Answer::text(if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, words(status))
 }
 
 fn registered(status: &Status) -> Answer {
     let code = if status.phase == Phase::Registered { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (code, words(status))
+    Answer::text(code, words(status))
 }
 
 /// Where the registration stands, for a person.
@@ -118,17 +125,16 @@ fn pprof(rest: &str) -> Answer {
     match rest {
         "/cmdline" => {
             let line: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
-            (StatusCode::OK, line.join("\0"))
+            Answer::text(StatusCode::OK, line.join("\0"))
         }
-        "" | "/" => (
+        "" | "/" => Answer::text(
             StatusCode::OK,
             "cmdline: this process's arguments\nprofile, symbol, trace: need Go's runtime, which this program does not have; \
-             use perf on the node\n"
-                .to_owned(),
+             use perf on the node\n",
         ),
-        _ => (
+        _ => Answer::text(
             StatusCode::NOT_IMPLEMENTED,
-            "this profile needs Go's runtime, which this program does not have; use perf on the node\n".to_owned(),
+            "this profile needs Go's runtime, which this program does not have; use perf on the node\n",
         ),
     }
 }
@@ -140,6 +146,10 @@ mod tests {
 
     fn status(phase: Phase, confirmed: bool) -> Status {
         Status { phase, confirmed, ..Status::waiting(some_instant()) }
+    }
+
+    fn diagnostics(status: watch::Receiver<Status>, pprof: bool) -> Diagnostics {
+        Diagnostics::new(status, Metrics::new(), Duration::from_secs(1), pprof)
     }
 
     const ALL: [Phase; 9] = [
@@ -157,7 +167,7 @@ mod tests {
     #[test]
     fn only_a_confirmed_registration_counts_as_registered() {
         for phase in ALL {
-            let (code, _) = registered(&status(phase, true));
+            let code = registered(&status(phase, true)).status;
             assert_eq!(code == StatusCode::OK, phase == Phase::Registered, "{phase:?}");
         }
     }
@@ -165,8 +175,8 @@ mod tests {
     #[test]
     fn readiness_stays_after_the_first_confirmation_and_a_sick_node_is_ready() {
         for phase in ALL {
-            assert_eq!(readyz(&status(phase, true)).0, StatusCode::OK, "{phase:?}");
-            let unconfirmed = readyz(&status(phase, false)).0;
+            assert_eq!(readyz(&status(phase, true)).status, StatusCode::OK, "{phase:?}");
+            let unconfirmed = readyz(&status(phase, false)).status;
             assert_eq!(
                 unconfirmed == StatusCode::OK,
                 matches!(phase, Phase::Registered | Phase::Withdrawn),
@@ -180,9 +190,13 @@ mod tests {
         for phase in ALL {
             let (sender, receiver) =
                 watch::channel(Status { socket: Some("/no/such/socket".into()), ..status(phase, false) });
-            let (code, text) = Answers::new(receiver, Duration::from_secs(1), false).get("/healthz").await;
+            let answer = diagnostics(receiver, false).get("/healthz").await;
             let lost = matches!(phase, Phase::Lost | Phase::WaitingForKubelet | Phase::Refused | Phase::Registered);
-            assert_eq!(code, if lost { StatusCode::NOT_FOUND } else { StatusCode::OK }, "{phase:?}: {text}");
+            assert_eq!(
+                answer.status,
+                if lost { StatusCode::NOT_FOUND } else { StatusCode::OK },
+                "{phase:?}: {answer:?}"
+            );
             drop(sender);
         }
     }
@@ -190,12 +204,12 @@ mod tests {
     #[tokio::test]
     async fn pprof_is_served_only_when_asked_for() {
         let (_sender, receiver) = watch::channel(status(Phase::Registered, true));
-        let with = Answers::new(receiver.clone(), Duration::from_secs(1), true);
-        assert_eq!(with.get("/debug/pprof/cmdline").await.0, StatusCode::OK);
-        assert_eq!(with.get("/debug/pprof/profile").await.0, StatusCode::NOT_IMPLEMENTED);
-        let without = Answers::new(receiver, Duration::from_secs(1), false);
-        for path in ["/debug/pprof/cmdline", "/metrics", "/"] {
-            assert_eq!(without.get(path).await.0, StatusCode::NOT_FOUND);
+        let with = diagnostics(receiver.clone(), true);
+        assert_eq!(with.get("/debug/pprof/cmdline").await.status, StatusCode::OK);
+        assert_eq!(with.get("/debug/pprof/profile").await.status, StatusCode::NOT_IMPLEMENTED);
+        let without = diagnostics(receiver, false);
+        for path in ["/debug/pprof/cmdline", "/metricsx", "/"] {
+            assert_eq!(without.get(path).await.status, StatusCode::NOT_FOUND);
         }
     }
 }
