@@ -45,7 +45,7 @@ pub fn normalise(command: &Command, arguments: impl IntoIterator<Item = OsString
             (Some(value), _) => Some(value),
             (None, Kind::Boolean) => Some("true".into()),
             (None, Kind::Valued) => arguments.next(),
-            (None, Kind::Unknown) => None,
+            (None, Kind::Optional | Kind::Unknown) => None,
         };
         flags.push(joined(name, value.as_deref()));
     }
@@ -55,6 +55,8 @@ pub fn normalise(command: &Command, arguments: impl IntoIterator<Item = OsString
 enum Kind {
     Boolean,
     Valued,
+    /// It has a value only after `=`.
+    Optional,
     Unknown,
 }
 
@@ -62,6 +64,7 @@ fn kind(command: &Command, name: &[u8]) -> Kind {
     let flag = command.get_arguments().find(|flag| flag.get_long().is_some_and(|long| long.as_bytes() == name));
     match flag {
         Some(flag) if flag.get_value_names().is_some_and(|names| names == ["BOOL"]) => Kind::Boolean,
+        Some(flag) if flag.is_require_equals_set() => Kind::Optional,
         Some(_) => Kind::Valued,
         None => Kind::Unknown,
     }

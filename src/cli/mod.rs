@@ -6,6 +6,7 @@ pub mod go_flags;
 pub mod install;
 pub mod livenessprobe;
 pub mod logging;
+mod look;
 pub mod probe;
 pub mod run;
 pub mod status;

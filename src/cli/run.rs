@@ -5,7 +5,8 @@ use super::logging::LoggingFlags;
 use super::{COMMANDS, fail, print, usage};
 use crate::config::file::{self, ConfigFile, FileError, Problem};
 use crate::config::go_duration::GoDuration;
-use crate::config::settings::{self, Settings, Typed, TypedFile};
+use crate::config::settings::{self, Settings, SettingsErrors, Typed, TypedFile};
+use crate::config::watched::Watched;
 use crate::{daemon, shutdown, telemetry};
 use anyhow::Context;
 use clap::parser::ValueSource;
@@ -183,9 +184,21 @@ impl Given {
     /// # Errors
     /// Every problem, one line each.
     pub fn settings(&self) -> Result<Settings, Vec<String>> {
+        self.with_the_files(Settings::check(&self.typed()))
+    }
+
+    /// What `run` would watch.
+    ///
+    /// # Errors
+    /// Every problem of the probes, one line each.
+    pub fn watched(&self) -> Result<Watched, Vec<String>> {
+        self.with_the_files(Settings::watched(&self.typed()))
+    }
+
+    fn with_the_files<T>(&self, checked: Result<T, SettingsErrors>) -> Result<T, Vec<String>> {
         let mut problems: Vec<String> = self.problems.iter().map(ToString::to_string).collect();
-        match Settings::check(&self.typed()) {
-            Ok(settings) if problems.is_empty() => return Ok(settings),
+        match checked {
+            Ok(good) if problems.is_empty() => return Ok(good),
             Ok(_) => {}
             Err(errors) => problems.extend(errors.lines()),
         }

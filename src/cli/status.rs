@@ -1,6 +1,7 @@
 //! `csi-warden status`: asks a running agent over its status socket.
 
 use super::go_flags::{normalise, parse_bool};
+use super::look::{Look, line, wrapped};
 use super::run::RunFlags;
 use super::{USAGE, complain, fail, print, usage};
 use crate::config::go_duration::GoDuration;
@@ -14,8 +15,6 @@ use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Empty};
 use hyper_util::rt::TokioIo;
 use std::ffi::{OsStr, OsString};
-use std::fmt::Write as _;
-use std::io::{IsTerminal, stdout};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -29,9 +28,6 @@ const DEADLINE: Duration = Duration::from_secs(5);
 
 /// Where an agent's state usually lies, if its own flags cannot be read.
 const USUAL_FOLDERS: [&str; 2] = ["/csi", "/run/csi"];
-
-/// Without a terminal, or one that does not tell, the width that logs and mails have.
-const USUAL_COLUMNS: usize = 80;
 
 /// Shows what a running agent knows: the registration, each probe, and what would happen next.
 #[derive(Debug, Parser)]
@@ -185,44 +181,6 @@ fn sockets_in(folder: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// How the table is shown.
-#[derive(Debug, Clone, Copy)]
-struct Look {
-    colours: bool,
-    columns: usize,
-}
-
-impl Look {
-    fn of_stdout() -> Self {
-        let terminal = stdout().is_terminal();
-        let width = terminal
-            .then(|| rustix::termios::tcgetwinsize(stdout()).ok())
-            .flatten()
-            .map(|size| usize::from(size.ws_col));
-        Self {
-            colours: terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
-            columns: width.filter(|columns| *columns >= 40).unwrap_or(USUAL_COLUMNS),
-        }
-    }
-
-    fn paint(self, text: &str, word: &str) -> String {
-        let colour = match word {
-            "registered" | "healthy" | "success" => "32",
-            "withdrawn" | "lost" | "refused" | "unhealthy" | "failure" => "31",
-            _ => "33",
-        };
-        if self.colours { format!("\x1b[{colour}m{text}\x1b[0m") } else { text.to_owned() }
-    }
-
-    /// Cut to the width, with an ellipsis: a wrapped table is no table.
-    fn cut(self, text: &str) -> String {
-        if text.chars().count() <= self.columns {
-            return text.to_owned();
-        }
-        text.chars().take(self.columns.saturating_sub(1)).chain(std::iter::once('…')).collect()
-    }
-}
-
 fn table(snapshot: &Snapshot, look: Look) -> String {
     let registration = &snapshot.registration;
     let mut lines = vec![
@@ -302,28 +260,6 @@ fn words(phase: &str) -> &str {
     }
 }
 
-/// Broken between words, so that no terminal does it within them.
-fn wrapped(words: &str, columns: usize) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    for word in words.split_whitespace() {
-        match lines.last_mut() {
-            Some(line) if line.is_empty() => line.push_str(word),
-            Some(line) if line.chars().count() + 1 + word.chars().count() <= columns => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            Some(_) | None => lines.push(word.to_owned()),
-        }
-    }
-    lines
-}
-
-fn line(text: &mut String, line: &str) {
-    // Writing to a String cannot fail.
-    let written = writeln!(text, "{}", line.trim_end());
-    debug_assert!(written.is_ok());
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -372,7 +308,7 @@ mod tests {
 
     #[test]
     fn table_reads_well_and_never_wraps() {
-        let shown = table(&snapshot(), Look { colours: false, columns: 80 });
+        let shown = table(&snapshot(), Look { terminal: false, colours: false, columns: 80 });
         insta::assert_snapshot!(shown, @r"
         driver        x.example.com
         registration  registered for 2h5m
@@ -390,8 +326,8 @@ mod tests {
 
     #[test]
     fn colours_are_for_terminals() {
-        assert!(table(&snapshot(), Look { colours: true, columns: 80 }).contains("\x1b[32m"));
-        assert!(!table(&snapshot(), Look { colours: false, columns: 80 }).contains('\x1b'));
+        assert!(table(&snapshot(), Look { terminal: false, colours: true, columns: 80 }).contains("\x1b[32m"));
+        assert!(!table(&snapshot(), Look { terminal: false, colours: false, columns: 80 }).contains('\x1b'));
     }
 
     #[test]

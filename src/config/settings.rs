@@ -392,6 +392,23 @@ impl Settings {
             warnings,
         })
     }
+
+    /// What is watched, and nothing besides: for whoever only asks the probes. Looks at nothing on the machine.
+    ///
+    /// # Errors
+    /// Every setting of the probes that cannot be.
+    pub fn watched(typed: &Typed) -> Result<Watched, SettingsErrors> {
+        let mut found = Found(Vec::new());
+        let driver_socket = found.keep(driver_socket(&typed.csi_address)).unwrap_or_default();
+        let defaults = defaults(typed, driver_socket, &mut found);
+        let file = typed.config.as_ref().map(|config| &config.file);
+        match defaults.map(|defaults| Watched::new(&defaults, file)) {
+            Some(Ok(watched)) if found.0.is_empty() => return Ok(watched),
+            Some(Err(problems)) => found.0.extend(problems.into_iter().map(SettingsError::InFile)),
+            Some(Ok(_)) | None => {}
+        }
+        Err(SettingsErrors { errors: found.0, file: file.cloned() })
+    }
 }
 
 /// Where the state lies: `--state-dir`, or beside the driver's socket.

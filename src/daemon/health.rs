@@ -1,13 +1,12 @@
 //! The part that turns outcomes into the verdict: waits, asks the policy, tells.
 
 use super::{error, info, warn};
-use crate::config::probes::{OnFailure, ProbeKind, ProbeSettings, Require};
+use crate::config::probes::{ProbeKind, ProbeSettings};
 use crate::config::settings::{Health as Settings, Reaction};
 use crate::config::watched::Watched;
 use crate::health_view::{HealthView, ProbeView};
 use crate::parts::{Fatal, Parts};
 use crate::policy::admission::{Admission, AdmissionPolicy, Evidence};
-use crate::policy::group::GroupRule;
 use crate::policy::health::{Change, HealthPolicy};
 use crate::policy::outcome::{Health, Outcome};
 use crate::policy::probe_verdict::ProbeRule;
@@ -79,7 +78,7 @@ impl HealthPart {
         let now = Instant::now().into_std();
         let watched =
             Watched { probes: settings.probes.clone(), groups: settings.groups.clone(), warnings: Vec::new() };
-        let mut policy = HealthPolicy::new(rules(&watched), groups(&watched), settings.hold, now);
+        let mut policy = HealthPolicy::new(rules(&watched), watched.group_rules(), settings.hold, now);
         match state.load(now) {
             Ok(Some(past)) => {
                 info!(
@@ -228,7 +227,7 @@ impl HealthPart {
         let names: Vec<&str> = watched.probes.iter().map(|probe| probe.name.as_str()).collect();
         info!(probes = names.join(", "), "watching by the new settings");
         self.state.watch_others(asks(&watched));
-        let change = self.policy.replace(rules(&watched), groups(&watched), Instant::now().into_std());
+        let change = self.policy.replace(rules(&watched), watched.group_rules(), Instant::now().into_std());
         self.run_probes(watched.probes);
         change
     }
@@ -377,25 +376,4 @@ fn rules(watched: &Watched) -> Vec<ProbeRule> {
         thresholds: probe.thresholds,
     };
     watched.probes.iter().map(rule).collect()
-}
-
-/// The groups by numbers; every other probe whose failures count is a group of its own.
-fn groups(watched: &Watched) -> Vec<GroupRule> {
-    let number = |name: &String| watched.probes.iter().position(|probe| probe.name == *name);
-    let counts = |member: &usize| watched.probes.get(*member).is_some_and(|probe| probe.on_failure == OnFailure::Fail);
-    let named = watched.groups.iter().map(|group| {
-        let members: Vec<usize> = group.probes.iter().filter_map(number).filter(counts).collect();
-        let require = match group.require {
-            Require::All => members.len(),
-            Require::Any => 1,
-            Require::AtLeast(count) => usize::try_from(count.get()).unwrap_or(usize::MAX),
-        };
-        GroupRule { require: require.min(members.len()), members }
-    });
-    let alone = (0..watched.probes.len()).filter(counts).filter(|member| {
-        let name = &watched.probes[*member].name;
-        !watched.groups.iter().any(|group| group.probes.contains(name))
-    });
-    let alone = alone.map(|member| GroupRule { members: vec![member], require: 1 });
-    named.filter(|group| !group.members.is_empty()).chain(alone).collect()
 }

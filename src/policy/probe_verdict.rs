@@ -24,7 +24,7 @@ pub struct ProbeRule {
 }
 
 /// One probe's verdict and its streaks.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct ProbeVerdict {
     rule: ProbeRule,
     health: Health,
