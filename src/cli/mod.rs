@@ -32,7 +32,7 @@ Commands (`csi-warden COMMAND --help` tells more):
   livenessprobe  answer the kubelet's liveness probe of the driver; takes livenessprobe's flags
   config         check: find what is wrong with the settings; print: show those in force and where each came from
   demo           play a failure and a recovery with an embedded driver and kubelet, without a cluster
-  probe          run a command as a health check, once or again and again, and write the shared health file
+  probe          ask probes once, until healthy, or again and again, and write the shared health file
   status         show what a running agent knows, and what would happen next
   install        copy this program to a folder, for exec probes in other containers
   help           this text

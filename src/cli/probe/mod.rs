@@ -1,49 +1,87 @@
-//! `csi-warden probe`: runs a command as a health check, and writes what it says to the shared health file.
+//! `csi-warden probe`: asks probes as `run` does, once, or until they are well, or again and again; and writes what they say to
+//! the shared health file.
 
-use super::go_flags::normalise;
-use super::{USAGE, complain, fail, print, usage};
+mod modes;
+mod rounds;
+mod source;
+mod words;
+mod write;
+
+use super::go_flags::{normalise, parse_bool};
+use super::{USAGE, complain, fail, usage};
 use crate::config::go_duration::GoDuration;
-use crate::policy::outcome::{Outcome, Reason};
-use crate::probe::exec;
-use crate::probe::health_file::UNKNOWN;
-use crate::shutdown;
+use crate::config::probes::ProbeKind;
+use crate::config::watched::Watched;
 use clap::{CommandFactory, FromArgMatches, Parser};
+use modes::{Form, Mode};
+use source::SourceError;
 use std::ffi::OsString;
-use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
-use tokio::time::{Instant, sleep_until};
 
-/// Runs a command as a health check: exit 0 is good, 1 bad, anything else unknown; its first line is the reason.
+/// Asks probes how the hardware is: a command, the probes of a settings file, the driver, or a health file.
 ///
-/// Without --write it runs once, prints the outcome and exits 0, 1 or 2 accordingly. With --write it goes on until it is
-/// stopped and writes each outcome to the file that `csi-warden run --health-file` reads.
+/// Once, unless told otherwise; exit 0 is healthy, 1 unhealthy, 2 unknown or a flag. A command says by its exit code: 0 is good, 1
+/// bad, anything else unknown; its first line is the reason. With --write it goes on until it is stopped and writes each round's
+/// outcome to the file that `csi-warden run --health-file` reads.
 #[derive(Debug, Parser)]
 #[command(
     name = "csi-warden probe",
     args_override_self = true,
     max_term_width = 110,
-    override_usage = "csi-warden probe [--write FILE [--period DURATION]] [--timeout DURATION] -- COMMAND [ARGUMENT…]"
+    override_usage = "csi-warden probe [FLAGS] -- COMMAND [ARGUMENT…]
+       csi-warden probe [FLAGS] --config FILE [--probe NAME,…]
+       csi-warden probe [FLAGS] --csi-address PATH
+       csi-warden probe [FLAGS] --health-file PATH"
 )]
 pub struct ProbeFlags {
-    /// Write `OK`, `ERROR reason` or `UNKNOWN reason` to this file, in one step, every period. Its folder must exist
-    #[arg(long, value_name = "FILE")]
-    write: Option<PathBuf>,
-    /// From the start of one run to the start of the next
-    #[arg(long, value_name = "DURATION", default_value = "10s")]
-    period: GoDuration,
-    /// The command is killed after this
-    #[arg(long, value_name = "DURATION", default_value = "3s")]
-    timeout: GoDuration,
-    /// Variables to pass on to the command, which gets none of ours but PATH: NAME=VALUE or NAME, separated by commas
-    #[arg(long, value_name = "NAME[=VALUE],…", default_value = "", hide_default_value = true)]
+    /// Ask the probes of this settings file, as `csi-warden run` would; its groups and thresholds count
+    #[arg(long, value_name = "FILE", help_heading = "What is asked")]
+    config: Option<PathBuf>,
+    /// With --config: only these probes, separated by commas
+    #[arg(long, value_name = "NAME,…", help_heading = "What is asked")]
+    probe: Option<String>,
+    /// Ask the driver at this socket, a path or unix:///path, by its Identity.Probe
+    #[arg(long, value_name = "PATH", help_heading = "What is asked")]
+    csi_address: Option<String>,
+    /// Read this health file
+    #[arg(long, value_name = "PATH", help_heading = "What is asked")]
+    health_file: Option<PathBuf>,
+    /// A round takes no longer; a command is killed. With --config each probe has its own [default: 3s]
+    #[arg(long, value_name = "DURATION", help_heading = "What is asked")]
+    timeout: Option<GoDuration>,
+    /// Variables to pass on to COMMAND, which gets none of ours but PATH: NAME=VALUE or NAME, separated by commas
+    #[arg(
+        long,
+        value_name = "NAME[=VALUE],…",
+        default_value = "",
+        hide_default_value = true,
+        help_heading = "What is asked"
+    )]
     env: String,
+
+    /// Exit 1 only if unhealthy, and 0 if nothing is known: for a liveness probe, which must not restart on a doubt
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", hide_default_value = true, value_parser = parse_bool, action = clap::ArgAction::Set, help_heading = "How often")]
+    liveness: bool,
+    /// Rounds until all is healthy, for ever or for this long: for an init container
+    #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, help_heading = "How often")]
+    wait: Option<Option<GoDuration>>,
+    /// Rounds until stopped; tells each change
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", hide_default_value = true, value_parser = parse_bool, action = clap::ArgAction::Set, help_heading = "How often")]
+    watch: bool,
+    /// Write `OK`, `ERROR reason` or `UNKNOWN reason` to this file, in one step, every period. Its folder must exist
+    #[arg(long, value_name = "FILE", help_heading = "How often")]
+    write: Option<PathBuf>,
+    /// With --wait, --watch and --write: from the start of one round to the start of the next
+    #[arg(long, value_name = "DURATION", default_value = "10s", help_heading = "How often")]
+    period: GoDuration,
+
+    /// table or json [default: table, but one line for a COMMAND]
+    #[arg(long, value_name = "FORM", value_parser = Form::parse)]
+    output: Option<Form>,
 }
 
-/// Exit codes: 0 good, 1 bad, 2 unknown or usage.
+/// Exit codes: 0 healthy, 1 unhealthy, 2 unknown or usage.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let command = ProbeFlags::command();
     let normalised = normalise(&command, arguments);
@@ -53,191 +91,126 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         Ok(flags) => flags,
         Err(error) => return usage(&error),
     };
-    let mut words = normalised.rest.into_iter();
-    let Some(program) = words.next() else {
-        complain("csi-warden probe: no command given. Usage: csi-warden probe [--write FILE] -- COMMAND [ARGUMENT…]");
-        return ExitCode::from(USAGE);
+    let command = normalised.rest;
+    if let Some(problem) = contradiction(&flags, &command) {
+        return refuse(&problem);
+    }
+    let form = flags.output.unwrap_or(if command.is_empty() { Form::Table } else { Form::Line });
+    let watched = match source::watched(&flags, command) {
+        Ok(watched) => watched,
+        Err(SourceError::Usage(problem)) => return refuse(&problem),
+        Err(SourceError::Config(problems)) => {
+            for problem in problems {
+                complain(&problem);
+            }
+            // A file can go bad at any time, which says nothing about what it watches.
+            return if flags.liveness { ExitCode::SUCCESS } else { ExitCode::from(USAGE) };
+        }
     };
-    if flags.period.0.is_zero() || flags.timeout.0.is_zero() {
-        complain("csi-warden probe: --period and --timeout must be above zero");
-        return ExitCode::from(USAGE);
+    if let Some(problem) = reads_what_it_writes(&flags, &watched) {
+        return refuse(&problem);
     }
-    if flags.write.is_some() && flags.timeout.0 > flags.period.0 {
-        complain("csi-warden probe: --timeout is above --period, so a slow command delays the next run");
+    for warning in &watched.warnings {
+        complain(&format!("warning: {warning}"));
     }
-    let command = exec::Command { program, arguments: words.collect(), environment: environment(&flags.env) };
-    match run(&flags, &command) {
+    let slowest = watched.probes.iter().map(|probe| probe.timeout).max().unwrap_or_default();
+    let again = flags.write.is_some() || flags.watch || flags.wait.is_some();
+    if again && slowest > flags.period.0 {
+        let (slowest, period) = (GoDuration(slowest), flags.period);
+        complain(&format!(
+            "warning: a round may take {slowest}, which is above --period={period}, and then delays the next"
+        ));
+    }
+    match modes::run(mode(&flags), watched, form, flags.period.0) {
         Ok(code) => code,
         Err(error) => fail(&error),
     }
 }
 
-fn run(flags: &ProbeFlags, command: &exec::Command) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        match &flags.write {
-            None => {
-                let stop = shutdown::on_signal_or_hangup()?;
-                tokio::select! {
-                    // Dropping the run kills the command and all that it started.
-                    () = stop.cancelled() => Ok(ExitCode::from(USAGE)),
-                    outcome = outcome(command, flags.timeout.0) => {
-                        print(&line(&outcome));
-                        Ok(exit_code(&outcome))
-                    }
-                }
-            }
-            Some(file) => write_rounds(command, file, flags.period.0, flags.timeout.0).await,
+fn refuse(problem: &str) -> ExitCode {
+    complain(&format!("csi-warden probe: {problem}"));
+    ExitCode::from(USAGE)
+}
+
+fn mode(flags: &ProbeFlags) -> Mode {
+    match (&flags.write, flags.wait, flags.watch, flags.liveness) {
+        (Some(file), ..) => Mode::Write(file.clone()),
+        (None, Some(limit), ..) => Mode::Wait(limit.map(|limit| limit.0)),
+        (None, None, true, _) => Mode::Watch,
+        (None, None, false, true) => Mode::Liveness,
+        (None, None, false, false) => Mode::Once,
+    }
+}
+
+/// What cannot be meant, with the flags that say so.
+fn contradiction(flags: &ProbeFlags, command: &[OsString]) -> Option<String> {
+    let duration_apart = || {
+        let first = command.first()?.to_str()?;
+        (flags.wait == Some(None) && first.parse::<GoDuration>().is_ok())
+            .then(|| format!("--wait takes its time after an equals sign: --wait={first}"))
+    };
+    if let Some(problem) = duration_apart() {
+        return Some(problem);
+    }
+    let modes = [
+        ("--wait", flags.wait.is_some()),
+        ("--watch", flags.watch),
+        ("--write", flags.write.is_some()),
+        ("--liveness", flags.liveness),
+    ];
+    let modes: Vec<&str> = modes.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect();
+    if let [one, other, ..] = modes.as_slice() {
+        return Some(format!("{one} and {other} exclude each other: give one of them"));
+    }
+    match source::given(flags, command).as_slice() {
+        [] => {
+            return Some(
+                "nothing to ask: give -- COMMAND [ARGUMENT…], --config FILE, --csi-address PATH or --health-file PATH"
+                    .to_owned(),
+            );
         }
+        [_] => {}
+        [one, other, ..] => return Some(format!("{one} and {other} exclude each other: one thing is asked at a time")),
+    }
+    if flags.probe.is_some() && flags.config.is_none() {
+        return Some("--probe chooses among the probes of --config, which is missing".to_owned());
+    }
+    if !flags.env.is_empty() && command.is_empty() {
+        return Some("--env is for -- COMMAND, which is missing; a settings file has its own env".to_owned());
+    }
+    if flags.timeout.is_some() && flags.config.is_some() {
+        return Some(
+            "--timeout and --config exclude each other: each probe of the file has its own timeout".to_owned(),
+        );
+    }
+    if flags.output.is_some() && flags.write.is_some() {
+        return Some("--output and --write exclude each other: the file has one form".to_owned());
+    }
+    let timeout_is_zero = flags.timeout.is_some_and(|timeout| timeout.0.is_zero());
+    if flags.period.0.is_zero() || timeout_is_zero {
+        return Some("--period and --timeout must be above zero".to_owned());
+    }
+    let wait_is_zero = flags.wait.flatten().is_some_and(|limit| limit.0.is_zero());
+    wait_is_zero.then(|| "--wait must be above zero; --wait alone waits for ever".to_owned())
+}
+
+/// A health file that is fed from itself would say for ever what it says now.
+fn reads_what_it_writes(flags: &ProbeFlags, watched: &Watched) -> Option<String> {
+    let write = flags.write.as_ref()?;
+    let reads =
+        watched.probes.iter().any(|probe| matches!(&probe.kind, ProbeKind::HealthFile { path, .. } if path == write));
+    let flag = if flags.health_file.is_some() { "--health-file" } else { "a probe of --config" };
+    reads.then(|| {
+        format!("--write and {flag} name one file, {}: it would say for ever what it says now", write.display())
     })
-}
-
-/// One run; silence is its own outcome here, where nobody counts.
-async fn outcome(command: &exec::Command, limit: Duration) -> Outcome {
-    exec::run(command, limit).await.unwrap_or_else(|_abandoned| {
-        let name = command.program.to_string_lossy();
-        Outcome::Unknown(Reason::new("NotAnswering", format!("{name} did not end within {limit:?} and was killed")))
-    })
-}
-
-/// Writes raw outcomes, not a verdict: the reader counts.
-async fn write_rounds(
-    command: &exec::Command,
-    file: &Path,
-    period: Duration,
-    limit: Duration,
-) -> anyhow::Result<ExitCode> {
-    let stop = shutdown::on_signal_or_hangup()?;
-    let mut next = Instant::now();
-    let mut last = String::new();
-    let mut written = false;
-    loop {
-        tokio::select! {
-            () = stop.cancelled() => return Ok(ExitCode::SUCCESS),
-            () = sleep_until(next) => {}
-        }
-        next = Instant::now() + period;
-        let outcome = tokio::select! {
-            () = stop.cancelled() => return Ok(ExitCode::SUCCESS),
-            outcome = outcome(command, limit) => outcome,
-        };
-        let line = line(&outcome);
-        match write_atomically(file, &line) {
-            Ok(()) => written = true,
-            // A folder that is missing from the start is a mistake in the manifest; one that goes may come back.
-            Err(error) if !written => {
-                return Err(anyhow::Error::new(error).context(format!("cannot write {}", file.display())));
-            }
-            Err(error) => complain(&format!("cannot write {}: {error}; trying again in {period:?}", file.display())),
-        }
-        if line != last {
-            complain(&format!("{}: {line}", file.display()));
-            last = line;
-        }
-    }
-}
-
-fn line(outcome: &Outcome) -> String {
-    match outcome {
-        Outcome::Success => "OK".to_owned(),
-        Outcome::Warning(reason) => format!("OK warning: {reason}"),
-        Outcome::Failure(reason, _) if reason.message.is_empty() => "ERROR".to_owned(),
-        Outcome::Failure(reason, _) => format!("ERROR {}", reason.message),
-        Outcome::Unknown(reason) => format!("{UNKNOWN} {reason}"),
-    }
-}
-
-fn exit_code(outcome: &Outcome) -> ExitCode {
-    match outcome {
-        Outcome::Success | Outcome::Warning(_) => ExitCode::SUCCESS,
-        Outcome::Failure(..) => ExitCode::FAILURE,
-        Outcome::Unknown(_) => ExitCode::from(2),
-    }
-}
-
-/// A reader sees the old line or the new one, never half of it. Readable for all: the agent may run as another user.
-///
-/// Anything but a regular file is left alone: it is somebody's device, folder or link.
-fn write_atomically(file: &Path, line: &str) -> io::Result<()> {
-    match fs::symlink_metadata(file) {
-        Ok(metadata) if !metadata.is_file() => {
-            return Err(io::Error::other("something that is not a regular file is there; it is left untouched"));
-        }
-        Ok(_) | Err(_) => {}
-    }
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut new = tempfile::Builder::new()
-        .prefix(".health-")
-        .permissions(fs::Permissions::from_mode(0o644))
-        .tempfile_in(folder)?;
-    writeln!(new, "{line}")?;
-    // The umask may have taken something away.
-    new.as_file().set_permissions(fs::Permissions::from_mode(0o644))?;
-    new.persist(file).map_err(|error| error.error)?;
-    Ok(())
-}
-
-/// `A=b,HOME`: set A, and pass HOME on if we have it.
-fn environment(text: &str) -> Vec<(OsString, OsString)> {
-    text.split(',')
-        .filter(|entry| !entry.is_empty())
-        .filter_map(|entry| match entry.split_once('=') {
-            Some((name, value)) => Some((name.into(), value.into())),
-            None => std::env::var_os(entry).map(|value| (entry.into(), value)),
-        })
-        .collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::outcome::Severity;
 
     #[test]
     fn flags_are_well_formed() {
         ProbeFlags::command().debug_assert();
-    }
-
-    #[test]
-    fn outcomes_are_written_in_the_readers_words() {
-        let reason = || Reason::new("ExecFailed", "port 1 down");
-        assert_eq!(line(&Outcome::Success), "OK");
-        assert_eq!(line(&Outcome::Failure(reason(), Severity::Hard)), "ERROR port 1 down");
-        assert_eq!(line(&Outcome::Unknown(reason())), "UNKNOWN ExecFailed: port 1 down");
-    }
-
-    #[test]
-    fn the_file_is_replaced_in_one_step_and_nothing_is_left_beside_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("health");
-        write_atomically(&file, "OK").unwrap();
-        write_atomically(&file, "ERROR x").unwrap();
-        assert_eq!(fs::read_to_string(&file).unwrap(), "ERROR x\n");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
-        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o644);
-        assert!(write_atomically(&folder.path().join("no/health"), "OK").is_err());
-    }
-
-    #[test]
-    fn what_is_no_regular_file_is_left_untouched() {
-        let folder = tempfile::tempdir().unwrap();
-        let precious = folder.path().join("precious");
-        fs::write(&precious, "p").unwrap();
-        let link = folder.path().join("link");
-        std::os::unix::fs::symlink(&precious, &link).unwrap();
-        let sub = folder.path().join("folder");
-        fs::create_dir(&sub).unwrap();
-        for path in [&link, &sub, &PathBuf::from("/dev/full")] {
-            assert!(write_atomically(path, "OK").unwrap_err().to_string().contains("not a regular file"), "{path:?}");
-        }
-        assert_eq!(fs::read_to_string(&precious).unwrap(), "p");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
-    }
-
-    #[test]
-    fn environment_is_set_or_passed_on_by_name() {
-        let set = environment("A=b=c,,PATH,NO_SUCH_VARIABLE");
-        assert_eq!(set[0], ("A".into(), "b=c".into()));
-        assert_eq!(set.len(), 2);
     }
 }

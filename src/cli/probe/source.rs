@@ -1,0 +1,162 @@
+//! What is probed: a command, the probes of a settings file, the driver, or a health file. Exactly one of them.
+
+use super::ProbeFlags;
+use crate::cli::run::{Given, GivenError, RunFlags};
+use crate::config::probes::{OnFailure, ProbeKind, ProbeSettings};
+use crate::config::settings;
+use crate::config::watched::{DEFAULT_TIMEOUT, Watched};
+use crate::policy::probe_verdict::Thresholds;
+use crate::probe::exec;
+use clap::CommandFactory;
+use std::error::Error;
+use std::ffi::{OsStr, OsString};
+use std::num::NonZeroU32;
+use std::path::Path;
+use std::time::Duration;
+
+/// The name of the one probe that `-- COMMAND` makes.
+const COMMAND_PROBE: &str = "command";
+
+/// The name of the one probe that `--csi-address` makes.
+const CSI_PROBE: &str = "csi";
+
+/// As a usage error shows it.
+const COMMAND: &str = "-- COMMAND";
+
+/// Why there is nothing to ask.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum SourceError {
+    /// The command line, which stays wrong.
+    Usage(String),
+    /// The settings file, which may change. One line a problem.
+    Config(Vec<String>),
+}
+
+/// The sources that were given, as a usage error names them.
+pub(super) fn given(flags: &ProbeFlags, command: &[OsString]) -> Vec<&'static str> {
+    let sources = [
+        (COMMAND, !command.is_empty()),
+        ("--config", flags.config.is_some()),
+        ("--csi-address", flags.csi_address.is_some()),
+        ("--health-file", flags.health_file.is_some()),
+    ];
+    sources.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
+}
+
+/// The probes to ask.
+///
+/// # Errors
+/// When they cannot be told from the flags and the file.
+pub(super) fn watched(flags: &ProbeFlags, command: Vec<OsString>) -> Result<Watched, SourceError> {
+    let timeout = flags.timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0);
+    let period = flags.period.0;
+    if let Some(config) = &flags.config {
+        return chosen(of_file(config)?, flags.probe.as_deref(), config);
+    }
+    if let Some(address) = &flags.csi_address {
+        let socket = settings::driver_socket(address).map_err(|error| SourceError::Usage(error.to_string()))?;
+        return Ok(alone(CSI_PROBE, ProbeKind::Csi { socket }, period, timeout));
+    }
+    if let Some(path) = &flags.health_file {
+        let mut watched = of_flag("--health-file", path.as_os_str()).map_err(|error| match error {
+            SourceError::Config(lines) => SourceError::Usage(lines.join("; ")),
+            usage @ SourceError::Usage(_) => usage,
+        })?;
+        for probe in &mut watched.probes {
+            probe.thresholds = ONE;
+            if let Some(timeout) = flags.timeout {
+                probe.timeout = timeout.0;
+            }
+        }
+        return Ok(watched);
+    }
+    let mut words = command.into_iter();
+    let program = words.next().unwrap_or_default();
+    let command = exec::Command { program, arguments: words.collect(), environment: environment(&flags.env) };
+    Ok(alone(COMMAND_PROBE, ProbeKind::Exec { command }, period, timeout))
+}
+
+const ONE: Thresholds = Thresholds { failure: NonZeroU32::MIN, success: NonZeroU32::MIN };
+
+fn alone(name: &str, kind: ProbeKind, period: Duration, timeout: Duration) -> Watched {
+    let probe = ProbeSettings {
+        name: name.to_owned(),
+        kind,
+        period,
+        timeout,
+        confirm_interval: period,
+        thresholds: ONE,
+        on_failure: OnFailure::Fail,
+    };
+    Watched { probes: vec![probe], groups: Vec::new(), warnings: Vec::new() }
+}
+
+fn of_file(config: &Path) -> Result<Watched, SourceError> {
+    let watched = of_flag("--config", config.as_os_str())?;
+    if watched.probes.is_empty() {
+        let message = format!("{}: it has no probes, so there is nothing to ask", config.display());
+        return Err(SourceError::Config(vec![message]));
+    }
+    Ok(watched)
+}
+
+/// As `run` with this flag alone would watch; the defaults are its own.
+fn of_flag(name: &str, value: &OsStr) -> Result<Watched, SourceError> {
+    let mut flag = OsString::from(name);
+    flag.push("=");
+    flag.push(value);
+    let given = Given::read(RunFlags::command(), std::iter::once(flag)).map_err(|error| match error {
+        GivenError::Usage(error) => SourceError::Usage(error.to_string()),
+        GivenError::File(error) => {
+            let cause = error.source().map_or_else(String::new, |source| format!(": {source}"));
+            SourceError::Config(format!("{error}{cause}").lines().map(str::to_owned).collect())
+        }
+    })?;
+    given.watched().map_err(SourceError::Config)
+}
+
+/// Those that `--probe` names; the groups require no more than what is left of them.
+fn chosen(mut watched: Watched, names: Option<&str>, config: &Path) -> Result<Watched, SourceError> {
+    let Some(names) = names else { return Ok(watched) };
+    let names: Vec<&str> = names.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+    let known: Vec<&str> = watched.probes.iter().map(|probe| probe.name.as_str()).collect();
+    if let Some(unknown) = names.iter().find(|name| !known.contains(name)) {
+        return Err(SourceError::Usage(format!(
+            "--probe: {} has no probe {unknown:?}; it has {}",
+            config.display(),
+            known.join(", ")
+        )));
+    }
+    if names.is_empty() {
+        return Err(SourceError::Usage(format!(
+            "--probe names no probe; {} has {}",
+            config.display(),
+            known.join(", ")
+        )));
+    }
+    watched.probes.retain(|probe| names.contains(&probe.name.as_str()));
+    Ok(watched)
+}
+
+/// `A=b,HOME`: set A, and pass HOME on if we have it.
+fn environment(text: &str) -> Vec<(OsString, OsString)> {
+    text.split(',')
+        .filter(|entry| !entry.is_empty())
+        .filter_map(|entry| match entry.split_once('=') {
+            Some((name, value)) => Some((name.into(), value.into())),
+            None => std::env::var_os(entry).map(|value| (entry.into(), value)),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn environment_is_set_or_passed_on_by_name() {
+        let set = environment("A=b=c,,PATH,NO_SUCH_VARIABLE");
+        assert_eq!(set[0], ("A".into(), "b=c".into()));
+        assert_eq!(set.len(), 2);
+    }
+}
