@@ -1,7 +1,7 @@
 //! Once, until all is well, until stopped, or into a file.
 
 use super::rounds::{Asked, Asking, Counting};
-use super::words::{gist, json, outcome_line, probe_words, round_line, table, utc, waits_for};
+use super::words::{gist, outcome_line, probe_words, round_line, said, table, utc, waits_for};
 use super::write::write_atomically;
 use crate::cli::look::Look;
 use crate::cli::{complain, print};
@@ -65,9 +65,9 @@ pub(super) fn run(mode: Mode, watched: Watched, form: Form, period: Duration) ->
         let stop = shutdown::on_signal_or_hangup()?;
         let asking = Asking::new(watched, counting);
         match mode {
-            Mode::Once | Mode::Liveness => Ok(once(asking, form, &stop, mode == Mode::Liveness).await),
-            Mode::Wait(limit) => Ok(wait(asking, form, period, limit, &stop).await),
-            Mode::Watch => Ok(watch(asking, form, period, &stop).await),
+            Mode::Once | Mode::Liveness => once(asking, form, &stop, mode == Mode::Liveness).await,
+            Mode::Wait(limit) => wait(asking, form, period, limit, &stop).await,
+            Mode::Watch => watch(asking, form, period, &stop).await,
             Mode::Write(file) => write(asking, &file, period, &stop).await,
         }
     })
@@ -82,26 +82,27 @@ fn exit_code(health: Health, liveness: bool) -> ExitCode {
     }
 }
 
-async fn once(mut asking: Asking, form: Form, stop: &CancellationToken, liveness: bool) -> ExitCode {
+async fn once(mut asking: Asking, form: Form, stop: &CancellationToken, liveness: bool) -> anyhow::Result<ExitCode> {
     tokio::select! {
         // Dropping the round kills the commands and all that they started.
-        () = stop.cancelled() => exit_code(Health::Unknown, liveness),
+        () = stop.cancelled() => Ok(exit_code(Health::Unknown, liveness)),
         () = asking.round() => {
-            show(&asking, form);
-            exit_code(asking.health(), liveness)
+            show(&asking, form)?;
+            Ok(exit_code(asking.health(), liveness))
         }
     }
 }
 
 /// The last round, to stdout.
-fn show(asking: &Asking, form: Form) {
+fn show(asking: &Asking, form: Form) -> anyhow::Result<()> {
     let health = asking.health();
     print(&match (form, asking.probes.as_slice()) {
         (Form::Line, [only]) => only.outcome().map_or_else(|| round_line(asking), outcome_line),
         (Form::Line, _) => round_line(asking),
         (Form::Table, _) => table(asking, health, Look::of_stdout()),
-        (Form::Json, _) => format!("{:#}", json(asking, health)),
+        (Form::Json, _) => serde_json::to_string_pretty(&said(asking, health))?,
     });
+    Ok(())
 }
 
 /// Rounds by the period; each starts a period after the last one did, or at once if that took longer.
@@ -146,14 +147,14 @@ async fn wait(
     period: Duration,
     limit: Option<Duration>,
     stop: &CancellationToken,
-) -> ExitCode {
+) -> anyhow::Result<ExitCode> {
     let mut rounds = Rounds::new(period, limit, stop);
     let mut told = Vec::new();
     loop {
         match rounds.round(&mut asking).await {
             Ok(()) if asking.health() == Health::Healthy => {
-                show(&asking, form);
-                return ExitCode::SUCCESS;
+                show(&asking, form)?;
+                return Ok(ExitCode::SUCCESS);
             }
             Ok(()) => {
                 let waits: Vec<_> = asking.missing().iter().map(|probe| (gist(probe), probe.successes())).collect();
@@ -162,18 +163,18 @@ async fn wait(
                     told = waits;
                 }
             }
-            Err(Ended::Stopped) => return exit_code(Health::Unknown, false),
+            Err(Ended::Stopped) => return Ok(exit_code(Health::Unknown, false)),
             Err(Ended::Deadline) => {
                 let limit = GoDuration(limit.unwrap_or_default());
                 complain(&format!("not healthy within {limit}: {}", waits_for(&asking)));
-                show(&asking, form);
-                return exit_code(asking.health(), false);
+                show(&asking, form)?;
+                return Ok(exit_code(asking.health(), false));
             }
         }
     }
 }
 
-async fn watch(mut asking: Asking, form: Form, period: Duration, stop: &CancellationToken) -> ExitCode {
+async fn watch(mut asking: Asking, form: Form, period: Duration, stop: &CancellationToken) -> anyhow::Result<ExitCode> {
     let mut rounds = Rounds::new(period, None, stop);
     let mut told: Vec<String> = Vec::new();
     let mut told_health = None;
@@ -187,7 +188,7 @@ async fn watch(mut asking: Asking, form: Form, period: Duration, stop: &Cancella
             lines.push(format!("\x1b[H\x1b[J{}\n\n{now}, each {}", table(&asking, health, look), GoDuration(period)));
         } else if form == Form::Json {
             if gists != told || told_health != Some(health) {
-                lines.push(json(&asking, health).to_string());
+                lines.push(serde_json::to_string(&said(&asking, health))?);
             }
         } else {
             let now = utc(SystemTime::now());
@@ -203,11 +204,11 @@ async fn watch(mut asking: Asking, form: Form, period: Duration, stop: &Cancella
         for line in lines {
             // Whoever watched is gone.
             if writeln!(stdout(), "{line}").is_err() {
-                return ExitCode::SUCCESS;
+                return Ok(ExitCode::SUCCESS);
             }
         }
     }
-    ExitCode::SUCCESS
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Writes raw outcomes, not a verdict: the reader counts.

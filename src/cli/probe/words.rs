@@ -4,8 +4,10 @@ use super::rounds::{Asked, Asking};
 use crate::cli::look::{Look, line, wrapped};
 use crate::policy::outcome::{Health, Outcome, Reason};
 use crate::probe::health_file::UNKNOWN;
-use serde_json::{Value, json};
-use std::time::SystemTime;
+use serde::Serialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
 use time::OffsetDateTime;
 
 /// Where the table's last column begins, after a name of this width: two blanks each, TYPE 11, OUTCOME 7, MS 6.
@@ -53,28 +55,45 @@ fn short(reason: &Reason) -> &str {
     if reason.message.is_empty() { reason.code } else { &reason.message }
 }
 
-/// `{"health", "probes": […]}`
-pub(super) fn json(asking: &Asking, health: Health) -> Value {
-    let probes: Vec<Value> = asking
-        .probes
-        .iter()
-        .map(|probe| {
-            let reason = probe.outcome().and_then(Outcome::reason);
-            json!({
-                "name": probe.settings.name,
-                "type": probe.settings.kind.name(),
-                "outcome": probe.outcome().map_or("unknown", Outcome::name),
-                "reason": reason.map(|reason| reason.code),
-                "message": reason.map(|reason| reason.message.as_str()),
-                "durationMs": probe.word.as_ref().map_or(0, |word| milliseconds(word.took)),
-                "observed": {},
-            })
-        })
-        .collect();
-    json!({ "health": health.name(), "probes": probes })
+/// `--output json`, in this order.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Said<'a> {
+    health: &'static str,
+    probes: Vec<ProbeSaid<'a>>,
 }
 
-fn milliseconds(took: std::time::Duration) -> u64 {
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ProbeSaid<'a> {
+    name: &'a str,
+    r#type: &'static str,
+    outcome: &'static str,
+    reason: Option<&'static str>,
+    message: Option<&'a str>,
+    duration_ms: u64,
+    /// What was seen, in figures; no probe of today has any.
+    observed: BTreeMap<&'static str, Value>,
+}
+
+/// The last round, for machines.
+pub(super) fn said(asking: &Asking, health: Health) -> Said<'_> {
+    let probes = asking.probes.iter().map(|probe| {
+        let reason = probe.outcome().and_then(Outcome::reason);
+        ProbeSaid {
+            name: &probe.settings.name,
+            r#type: probe.settings.kind.name(),
+            outcome: probe.outcome().map_or("unknown", Outcome::name),
+            reason: reason.map(|reason| reason.code),
+            message: reason.map(|reason| reason.message.as_str()),
+            duration_ms: probe.word.as_ref().map_or(0, |word| milliseconds(word.took)),
+            observed: BTreeMap::new(),
+        }
+    });
+    Said { health: health.name(), probes: probes.collect() }
+}
+
+fn milliseconds(took: Duration) -> u64 {
     u64::try_from(took.as_millis()).unwrap_or(u64::MAX)
 }
 
@@ -173,8 +192,9 @@ mod tests {
     use crate::config::watched::Watched;
     use crate::policy::outcome::Severity;
     use crate::policy::probe_verdict::Thresholds;
+    use serde_json::json;
     use std::num::NonZeroU32;
-    use std::time::{Duration, UNIX_EPOCH};
+    use std::time::UNIX_EPOCH;
 
     fn failure(message: &str) -> Outcome {
         Outcome::Failure(Reason::new("ExecFailed", message), Severity::Hard)
@@ -255,7 +275,9 @@ mod tests {
             {"name": "a", "type": "csi", "outcome": "success", "reason": null, "message": null, "durationMs": 12, "observed": {}},
             {"name": "b", "type": "csi", "outcome": "failure", "reason": "ExecFailed", "message": "cut", "durationMs": 12, "observed": {}},
         ]});
-        assert_eq!(json(&asking, asking.round_health()), expected);
+        let said = serde_json::to_string(&said(&asking, asking.round_health())).unwrap();
+        assert_eq!(serde_json::from_str::<Value>(&said).unwrap(), expected);
+        assert!(said.starts_with(r#"{"health":"unhealthy","probes":[{"name":"a","type":"csi","outcome":"#), "{said}");
     }
 
     #[test]
