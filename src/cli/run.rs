@@ -114,7 +114,7 @@ pub struct RunFlags {
     /// Folder of the state file, which keeps the verdict over restarts [default: the driver socket's folder]
     #[arg(long, value_name = "DIR", help_heading = "Health")]
     state_dir: Option<PathBuf>,
-    /// The socket that `csi-warden status` asks [default: <driver>-warden-status.sock in the state folder]
+    /// The socket that `csi-warden status` asks [default: DRIVER-warden-status.sock in the state folder]
     #[arg(long, value_name = "PATH", help_heading = "Health")]
     status_socket: Option<PathBuf>,
     /// Where the host's /proc is mounted; tells this boot from the last one

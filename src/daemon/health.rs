@@ -5,6 +5,7 @@ use crate::config::probes::{OnFailure, ProbeKind, ProbeSettings, Require};
 use crate::config::settings::{Health as Settings, Reaction};
 use crate::config::watched::Watched;
 use crate::health_view::{HealthView, ProbeView};
+use crate::metrics::Metrics;
 use crate::parts::{Fatal, Parts};
 use crate::policy::admission::{Admission, AdmissionPolicy, Evidence};
 use crate::policy::group::GroupRule;
@@ -45,6 +46,7 @@ pub(super) struct HealthPart {
     runners: Vec<Runner>,
     next_runner: u64,
     reports: mpsc::Sender<Report>,
+    metrics: Metrics,
     parts: Parts,
 }
 
@@ -74,6 +76,7 @@ impl HealthPart {
         settings: &Settings,
         state: StateFile,
         changes: mpsc::Receiver<Watched>,
+        metrics: Metrics,
         parts: &Parts,
     ) -> Told {
         let now = Instant::now().into_std();
@@ -118,9 +121,11 @@ impl HealthPart {
             runners: Vec::new(),
             next_runner: 0,
             reports,
+            metrics,
             parts: parts.clone(),
         };
         part.run_probes(watched.probes);
+        part.metrics.set_verdict(part.policy.health());
         part.show();
         parts.spawn("health", part.run(received, changes));
         Told { admission, view: seen }
@@ -136,6 +141,9 @@ impl HealthPart {
         }
         for gone in before {
             gone.stop.cancel();
+            if !self.runners.iter().any(|runner| runner.settings.name == gone.settings.name) {
+                self.metrics.forget_probe(&gone.settings.name);
+            }
         }
     }
 
@@ -219,6 +227,7 @@ impl HealthPart {
         let runner = &mut self.runners[number];
         runner.next = Some(report.next);
         let outcome = report.outcome?;
+        self.metrics.observe_round(&runner.settings.name, &outcome, report.took);
         runner.tell(&outcome, self.policy.health());
         runner.last = Some((outcome.clone(), report.at));
         self.policy.observe(number, outcome, report.at.into_std())
@@ -264,6 +273,8 @@ impl HealthPart {
     }
 
     fn tell(&self, change: &Change) {
+        self.metrics.set_verdict(change.to);
+        self.metrics.count_transition(change.to, change.cause.as_ref().map(|(_, reason)| reason));
         let (from, to) = (change.from.name(), change.to.name());
         match (change.to, &change.cause) {
             (Health::Unhealthy, Some((probe, reason))) => error!(
