@@ -71,8 +71,8 @@ async fn a_bad_new_file_keeps_the_old_settings_and_says_so_once() {
     assert_eq!(agent.log().matches("probes[0].tpye").count(), 1, "{}", agent.log());
     fs::remove_file(bed.at("fabric")).unwrap();
     kubelet.registered().await;
-    write(&bed, &format!("startGrace: 1m\nprobes: [{}]\n", probe(&bed, "fabric")));
-    agent.logs("startGrace (warden.yaml:1)").await;
+    write(&bed, &format!("flapWindow: 1m\nprobes: [{}]\n", probe(&bed, "fabric")));
+    agent.logs("flapWindow (warden.yaml:1)").await;
 }
 
 #[tokio::test]
