@@ -1,6 +1,6 @@
 //! `csi-warden [run]`: every flag of the registrar it replaces, and its own.
 
-use super::go_flags::{normalise, parse_bool};
+use super::go_flags::{normalise, parse_bool, texts_are_utf_8};
 use super::logging::LoggingFlags;
 use super::{COMMANDS, fail, print, usage};
 use crate::config::file::{self, ConfigFile, FileError, Problem};
@@ -158,6 +158,7 @@ impl Given {
     pub fn read(mut command: Command, arguments: impl Iterator<Item = OsString>) -> Result<Self, GivenError> {
         // As in Go, the first positional ends the flags, and the rest is not looked at.
         let typed = normalise(&command, arguments).flags;
+        texts_are_utf_8(&mut command, &typed).map_err(GivenError::Usage)?;
         let mut parse = |file: Vec<OsString>| {
             let all = std::iter::once(OsString::from("csi-warden")).chain(file).chain(typed.iter().cloned());
             let matches = command.try_get_matches_from_mut(all).map_err(GivenError::Usage)?;

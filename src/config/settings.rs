@@ -19,6 +19,12 @@ use std::time::Duration;
 /// Shortest driver name there can be, to find out before any waiting that no socket path will fit.
 const SHORTEST_SOCKET_NAME: &str = "x-reg.sock";
 
+/// Looking more often would only heat the node.
+const SHORTEST_PERIOD: Duration = Duration::from_millis(1);
+
+/// A look itself may take half of this.
+const SHORTEST_AGE: Duration = Duration::from_millis(100);
+
 /// Everything `run` needs.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -221,6 +227,16 @@ pub enum SettingsError {
         /// What to do instead.
         hint: &'static str,
     },
+    /// A value below what this program can keep.
+    #[error("{flag}={value:?} is too short: at least {least:?}")]
+    TooShort {
+        /// Which.
+        flag: &'static str,
+        /// Its value.
+        value: Duration,
+        /// The least.
+        least: Duration,
+    },
     /// Two durations that contradict each other.
     #[error("{flag}={value:?} must be {relation} {other}={other_value:?}")]
     Contradiction {
@@ -296,7 +312,9 @@ impl SettingsError {
         match self {
             Self::NoRegistrationPath | Self::RelativeRegistrationPath(_) => [Some("--kubelet-registration-path"), None],
             Self::NotAUnixSocket(_) => [Some("--csi-address"), None],
-            Self::PathTooLong { flag, .. } | Self::Zero { flag, .. } => [Some(flag), None],
+            Self::PathTooLong { flag, .. } | Self::Zero { flag, .. } | Self::TooShort { flag, .. } => {
+                [Some(flag), None]
+            }
             Self::RegistrationFolder { .. } => [Some("--plugin-registration-path"), None],
             Self::TwoHealthEndpoints => [Some("--http-endpoint"), Some("--health-port")],
             Self::BadAddress { flag, .. } => [Some(flag), None],
@@ -534,6 +552,8 @@ fn defaults(typed: &Typed, driver_socket: PathBuf, found: &mut Found) -> Option<
     let success = found.keep(threshold("--success-threshold", typed.success_threshold));
     found.keep(above_zero("--health-interval", typed.health_interval, ""));
     found.keep(above_zero("--health-max-age", typed.health_max_age, "; a file is never younger than that"));
+    found.keep(at_least("--health-interval", typed.health_interval, SHORTEST_PERIOD));
+    found.keep(at_least("--health-max-age", typed.health_max_age, SHORTEST_AGE));
     let dead_after = (!typed.health_dead_after.is_zero()).then_some(typed.health_dead_after);
     if let Some(dead_after) = dead_after
         && dead_after <= typed.health_max_age
@@ -561,6 +581,10 @@ fn defaults(typed: &Typed, driver_socket: PathBuf, found: &mut Found) -> Option<
         thresholds: Thresholds { failure, success },
         confirm_interval: typed.confirm_interval,
     })
+}
+
+fn at_least(flag: &'static str, value: Duration, least: Duration) -> Result<(), SettingsError> {
+    if !value.is_zero() && value < least { Err(SettingsError::TooShort { flag, value, least }) } else { Ok(()) }
 }
 
 fn above_zero(flag: &'static str, value: Duration, hint: &'static str) -> Result<(), SettingsError> {
