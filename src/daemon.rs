@@ -2,6 +2,7 @@
 
 mod health;
 mod reload;
+mod rules;
 
 use crate::config::settings::{LivenessSettings, Reaction, Settings};
 use crate::config::watched::Watched;
@@ -18,7 +19,8 @@ use crate::state_file::StateFile;
 use crate::status::server::Sources;
 use crate::status::{self as status_socket};
 use anyhow::{Context, anyhow};
-use health::{HealthPart, asks};
+use health::HealthPart;
+use rules::asks;
 use std::path::Path;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
