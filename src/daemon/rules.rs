@@ -55,3 +55,63 @@ pub(super) fn groups(watched: &Watched) -> Vec<GroupRule> {
     let alone = alone.map(|member| GroupRule { members: vec![member], require: 1 });
     named.filter(|group| !group.members.is_empty()).chain(alone).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::probes::GroupSettings;
+    use crate::policy::probe_verdict::Thresholds;
+    use crate::probe::exec::Command;
+    use std::num::NonZeroU32;
+    use std::time::Duration;
+
+    fn probe(name: &str, on_failure: OnFailure) -> ProbeSettings {
+        let (one, second) = (NonZeroU32::MIN, Duration::from_secs(1));
+        let command = Command {
+            program: "check".into(),
+            arguments: Vec::new(),
+            environment: vec![("TOKEN".into(), "secret".into())],
+        };
+        ProbeSettings {
+            name: name.into(),
+            kind: ProbeKind::Exec { command },
+            period: second,
+            timeout: second,
+            confirm_interval: second,
+            thresholds: Thresholds { failure: one, success: one },
+            on_failure,
+        }
+    }
+
+    fn watched(require: Require) -> Watched {
+        let probes = vec![
+            probe("rail0", OnFailure::Fail),
+            probe("rail1", OnFailure::Fail),
+            probe("rail2", OnFailure::Warn),
+            probe("disk", OnFailure::Fail),
+            probe("wear", OnFailure::Warn),
+        ];
+        let rails = GroupSettings {
+            name: "rails".into(),
+            probes: ["rail0", "rail1", "rail2"].map(String::from).into(),
+            require,
+        };
+        Watched { probes, groups: vec![rails], warnings: Vec::new() }
+    }
+
+    #[test]
+    fn groups_have_their_members_others_stand_alone_and_probes_that_only_warn_have_no_say() {
+        let alone = GroupRule { members: vec![3], require: 1 };
+        let rails = |require| GroupRule { members: vec![0, 1], require };
+        assert_eq!(groups(&watched(Require::Any)), [rails(1), alone.clone()]);
+        assert_eq!(groups(&watched(Require::All)), [rails(2), alone.clone()]);
+        let three = NonZeroU32::new(3).unwrap();
+        assert_eq!(groups(&watched(Require::AtLeast(three))), [rails(2), alone], "never more than there are");
+    }
+
+    #[test]
+    fn values_of_variables_are_no_part_of_the_question() {
+        let asked = asks(&watched(Require::All));
+        assert!(asked.contains("TOKEN") && !asked.contains("secret"), "{asked}");
+    }
+}
