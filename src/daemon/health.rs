@@ -152,7 +152,7 @@ impl HealthPart {
         let stop = self.parts.stop().child_token();
         match &settings.kind {
             ProbeKind::HealthFile { path, limits } => self.spawn(id, HealthFile::new(path, *limits), &settings, &stop),
-            ProbeKind::Csi { socket } => self.spawn(id, Csi::new(socket), &settings, &stop),
+            ProbeKind::Csi { socket } => self.spawn(id, Csi::new(socket, self.metrics.clone()), &settings, &stop),
             ProbeKind::Exec { command } => self.spawn(id, Exec::new(command), &settings, &stop),
         }
         Runner {

@@ -166,8 +166,8 @@ impl HealthPolicy {
             None => return None,
         };
         if to == self.health {
-            // A verdict held from before gets its evidence.
-            if self.cause.as_ref().is_some_and(|(probe, _)| probe.is_empty()) && cause.is_some() {
+            // The culprit may have changed, or a verdict held from before gets its evidence.
+            if cause.is_some() {
                 self.cause = cause;
             }
             return None;
@@ -414,6 +414,19 @@ mod tests {
         policy.observe(1, Outcome::Success, now);
         policy.observe(1, Outcome::Success, now);
         assert_eq!(to(policy.poll(now + 30 * SECOND)), Some(Health::Healthy), "one rail is enough to recover");
+    }
+
+    #[test]
+    fn the_cause_is_the_probe_that_fails_now() {
+        let (mut policy, now) = policy(&["a", "b"]);
+        for probe in [0, 0, 1, 1] {
+            policy.observe(probe, failure(), now);
+        }
+        assert_eq!(policy.cause().unwrap().0, "a");
+        policy.observe(0, Outcome::Success, now);
+        policy.observe(0, Outcome::Success, now);
+        assert_eq!(policy.health(), Health::Unhealthy);
+        assert_eq!(policy.cause().unwrap().0, "b");
     }
 
     #[test]
