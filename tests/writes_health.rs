@@ -80,7 +80,7 @@ fn what_commands_leave_behind_is_buried_by_process_1() {
     unshare
         .args(["--pid", "--fork", "--kill-child", "--mount-proc"])
         .arg(env!("CARGO_BIN_EXE_csi-warden"))
-        .args(["probe", "--period=20ms", "--timeout=10ms", "--write"])
+        .args(["probe", "--period=20ms", "--timeout=2s", "--write"])
         .arg(bed.health_file())
         .args(["--", "sh", "-c", "sleep 100 & sleep 100 & exit 0"]);
     let mut prober = unshare.spawn().unwrap();

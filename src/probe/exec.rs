@@ -4,7 +4,6 @@ use super::Probe;
 use super::lane::Abandoned;
 use crate::policy::outcome::{Outcome, Reason, Severity};
 use process_wrap::tokio::{ChildWrapper, CommandWrap, KillOnDrop, ProcessSession};
-use rustix::process::{Pid, WaitOptions, waitpgid};
 use std::ffi::OsString;
 use std::future;
 use std::process::Stdio;
@@ -23,10 +22,6 @@ const OUTPUT_GRACE: Duration = Duration::from_millis(100);
 
 /// How long a killed command may take to be reaped before it is left to the runtime's own reaper.
 const REAP_GRACE: Duration = Duration::from_secs(1);
-
-/// Killed processes are gone within microseconds; this many looks, this far apart, are given to them.
-const BURIALS: u32 = 64;
-const BURIAL_PAUSE: Duration = Duration::from_millis(2);
 
 /// Where programs are found; the rest of the environment is not passed on.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -85,12 +80,8 @@ pub async fn run(command: &Command, limit: Duration) -> Result<Outcome, Abandone
         };
         timeout_at(deadline, ended).await
     };
-    // Whatever it left running in its session goes with it.
-    let group = child.group();
+    // Whatever it left running in its session goes with it; the library buries what we inherit as a container's process 1.
     child.kill();
-    if matches!(status, Ok(Ok(_))) {
-        bury(group).await;
-    }
     let text = first_line(&said).or_else(|| first_line(&complained)).unwrap_or_default();
     Ok(match status {
         Ok(Ok(status)) => match status.code() {
@@ -102,7 +93,6 @@ pub async fn run(command: &Command, limit: Duration) -> Result<Outcome, Abandone
         Ok(Err(error)) => Outcome::Unknown(Reason::new("ExecUnknown", format!("cannot wait for {name}: {error}"))),
         Err(_elapsed) => {
             drop(timeout(REAP_GRACE, child.0.wait()).await);
-            bury(group).await;
             return Err(Abandoned);
         }
     })
@@ -141,11 +131,6 @@ impl Probe for Exec {
 struct Running(Box<dyn ChildWrapper>);
 
 impl Running {
-    /// A session's first process gives its process group its number.
-    fn group(&self) -> Option<Pid> {
-        self.0.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw)
-    }
-
     fn kill(&mut self) {
         // It may have ended already.
         drop(self.0.start_kill());
@@ -155,19 +140,6 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.kill();
-    }
-}
-
-/// As process 1 of a container we inherit what a command leaves behind; unburied, it would fill the process table.
-async fn bury(group: Option<Pid>) {
-    let Some(group) = group else { return };
-    for _ in 0..BURIALS {
-        match waitpgid(group, WaitOptions::NOHANG) {
-            Ok(Some(_)) => {}
-            Ok(None) => tokio::time::sleep(BURIAL_PAUSE).await,
-            // None of ours is left, as always when we are not process 1.
-            Err(_) => return,
-        }
     }
 }
 
