@@ -1,6 +1,8 @@
 //! Starts the parts, and stops them together.
 
 mod health;
+mod reload;
+pub(crate) mod rules;
 
 use crate::config::settings::{LivenessSettings, Reaction, Settings};
 use crate::config::watched::Watched;
@@ -17,10 +19,11 @@ use crate::state_file::StateFile;
 use crate::status::server::Sources;
 use crate::status::{self as status_socket};
 use anyhow::{Context, anyhow};
-use health::{HealthPart, asks};
+use health::HealthPart;
+use rules::asks;
 use std::path::Path;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -73,8 +76,11 @@ async fn start(
             let watched =
                 Watched { probes: health.probes.clone(), groups: health.groups.clone(), warnings: Vec::new() };
             let state = StateFile::new(&settings.state_folder, &driver_name, asks(&watched), &settings.proc_root);
-            let (_changes, changed) = tokio::sync::mpsc::channel(1);
-            let told = HealthPart::start(health, state, changed, parts);
+            let (changes, changed) = mpsc::channel(1);
+            let told = HealthPart::start(health, state, changed, metrics.clone(), parts);
+            if let Some(source) = &settings.source {
+                parts.spawn("settings", reload::run(source.clone(), watched, changes, parts.clone()));
+            }
             (told.admission, Some(told.view))
         }
         // Nobody to ask: exactly the registrar that this replaces.

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -43,8 +44,8 @@ impl Parts {
     }
 
     /// Runs one connection. What happens on it concerns nobody else; it is cut when all must end, after its grace.
-    pub fn spawn_connection(&self, connection: impl Future<Output = ()> + Send + 'static) {
-        self.tracker.spawn(connection);
+    pub fn spawn_connection(&self, connection: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+        self.tracker.spawn(connection).abort_handle()
     }
 
     /// Waits until all must end, then until all parts have ended, or `grace` has passed.

@@ -151,3 +151,25 @@ async fn running_out_of_descriptors_does_not_flood_the_log() {
     assert_eq!(agent.log().matches("cannot accept a connection").count(), 1, "{}", agent.log());
     drop(held);
 }
+
+/// Nobody can keep the kubelet's liveness probe out by holding connections, reading nothing.
+#[tokio::test]
+async fn clients_that_hold_their_connections_do_not_keep_others_out() {
+    let bed = Bed::new();
+    let _driver = bed.driver();
+    let mut kubelet = bed.kubelet();
+    let address = format!("127.0.0.1:{}", free_port());
+    let _agent = bed.agent(&[&format!("--http-endpoint={address}")]);
+    kubelet.registered().await;
+    let mut held = Vec::new();
+    for _ in 0..200 {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let requests = "GET /registered HTTP/1.1\r\nHost: t\r\n\r\n".repeat(1_000);
+        // As much as goes; the answers pile up unread.
+        drop(stream.write(requests.as_bytes()));
+        held.push(stream);
+    }
+    assert_eq!(bed::get_later(&address, "/healthz").await.unwrap().0, 200);
+    drop(held);
+}

@@ -73,6 +73,8 @@ fn usage_errors_name_the_flag_and_settings_errors_what_to_do() {
         (&["--health-file=/health/"], "names no file"),
         (&["--health-file=.."], "names no file"),
         (&["--timeout=0"], "--timeout must be above zero"),
+        (&["--health-interval=1ns"], "--health-interval=1ns is too short"),
+        (&["--health-max-age=1ms"], "--health-max-age=1ms is too short"),
     ] {
         let mut all = vec![required, "--plugin-registration-path=/tmp"];
         all.extend(flags);
@@ -211,4 +213,14 @@ async fn without_ipv6_a_wildcard_listens_on_ipv4() {
     let ask = ask.replace("127.0.0.1", "::1");
     let asked = Command::new("nsenter").args(["-t", &pid, "-n", "bash", "-c", &ask]).output().unwrap();
     assert!(!asked.status.success(), "the namespace has IPv6 after all, so this proves nothing");
+}
+
+/// A value that is no UTF-8 is named by its flag.
+#[test]
+fn a_value_that_is_not_utf_8_is_named_by_its_flag() {
+    use std::os::unix::ffi::OsStrExt;
+    let value = std::ffi::OsStr::from_bytes(b"--csi-address=/t/\xff.sock");
+    let output = Command::new(env!("CARGO_BIN_EXE_csi-warden")).arg(value).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--csi-address"), "{output:?}");
 }

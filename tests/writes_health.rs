@@ -67,3 +67,28 @@ async fn what_the_prober_writes_the_agent_acts_on() {
     prober.wait().unwrap();
     eventually("nothing is left beside the file", || bed::names(&bed.at("health")).len() == 1).await;
 }
+
+/// In a container we are process 1, and inherit what commands leave behind.
+#[test]
+fn what_commands_leave_behind_is_buried_by_process_1() {
+    if !bed::is_root() {
+        // A process namespace needs root; CI is root.
+        return;
+    }
+    let bed = Bed::new();
+    let mut unshare = Command::new("unshare");
+    unshare
+        .args(["--pid", "--fork", "--kill-child", "--mount-proc"])
+        .arg(env!("CARGO_BIN_EXE_csi-warden"))
+        .args(["probe", "--period=20ms", "--timeout=2s", "--write"])
+        .arg(bed.health_file())
+        .args(["--", "sh", "-c", "sleep 100 & sleep 100 & exit 0"]);
+    let mut prober = unshare.spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    let children = |pid: u32| fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    let process_1: u32 = children(prober.id()).trim().parse().unwrap();
+    let left = children(process_1).split_whitespace().count();
+    prober.kill().unwrap();
+    prober.wait().unwrap();
+    assert!(left < 10, "{left} processes are left after some hundred rounds");
+}

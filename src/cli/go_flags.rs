@@ -4,6 +4,8 @@
 //! first positional argument, or `--`, ends the flags.
 
 use clap::Command;
+use clap::builder::ValueParser;
+use clap::error::ErrorKind;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
@@ -78,6 +80,24 @@ fn joined(name: &[u8], value: Option<&OsStr>) -> OsString {
         flag.extend_from_slice(value.as_bytes());
     }
     OsString::from_vec(flag)
+}
+
+/// The first flag whose value is not UTF-8, though a text is wanted: clap does not say which.
+///
+/// # Errors
+/// A sentence that names the flag.
+pub fn texts_are_utf_8(command: &mut Command, flags: &[OsString]) -> Result<(), clap::Error> {
+    let bad = flags.iter().filter(|flag| flag.to_str().is_none()).find_map(|flag| {
+        let name = flag.as_bytes().strip_prefix(b"--")?.split(|byte| *byte == b'=').next()?;
+        let argument =
+            command.get_arguments().find(|known| known.get_long().is_some_and(|long| long.as_bytes() == name))?;
+        let takes_any_bytes = argument.get_value_parser().type_id() == ValueParser::path_buf().type_id();
+        (!takes_any_bytes).then(|| String::from_utf8_lossy(name).into_owned())
+    });
+    match bad {
+        Some(name) => Err(command.error(ErrorKind::InvalidUtf8, format!("the value of --{name} is not UTF-8"))),
+        None => Ok(()),
+    }
 }
 
 /// A boolean as Go's `strconv.ParseBool` reads it.

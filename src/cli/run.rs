@@ -1,6 +1,6 @@
 //! `csi-warden [run]`: every flag of the registrar it replaces, and its own.
 
-use super::go_flags::{normalise, parse_bool};
+use super::go_flags::{normalise, parse_bool, texts_are_utf_8};
 use super::logging::LoggingFlags;
 use super::{COMMANDS, fail, print, usage};
 use crate::config::file::{self, ConfigFile, FileError, Problem};
@@ -115,7 +115,7 @@ pub struct RunFlags {
     /// Folder of the state file, which keeps the verdict over restarts [default: the driver socket's folder]
     #[arg(long, value_name = "DIR", help_heading = "Health")]
     state_dir: Option<PathBuf>,
-    /// The socket that `csi-warden status` asks [default: <driver>-warden-status.sock in the state folder]
+    /// The socket that `csi-warden status` asks [default: DRIVER-warden-status.sock in the state folder]
     #[arg(long, value_name = "PATH", help_heading = "Health")]
     status_socket: Option<PathBuf>,
     /// Where the host's /proc is mounted; tells this boot from the last one
@@ -159,6 +159,7 @@ impl Given {
     pub fn read(mut command: Command, arguments: impl Iterator<Item = OsString>) -> Result<Self, GivenError> {
         // As in Go, the first positional ends the flags, and the rest is not looked at.
         let typed = normalise(&command, arguments).flags;
+        texts_are_utf_8(&mut command, &typed).map_err(GivenError::Usage)?;
         let mut parse = |file: Vec<OsString>| {
             let all = std::iter::once(OsString::from("csi-warden")).chain(file).chain(typed.iter().cloned());
             let matches = command.try_get_matches_from_mut(all).map_err(GivenError::Usage)?;

@@ -6,6 +6,7 @@ pub mod go_duration;
 pub mod listen;
 pub mod probes;
 pub mod settings;
+mod settings_error;
 pub mod source;
 pub mod watched;
 pub mod written;

@@ -1,8 +1,9 @@
 //! What `run` runs with: every value typed, every contradiction found before anything is created.
 
-use super::file::{ConfigFile, Problem};
-use super::listen::{AddressError, ListenAddress};
+use super::file::ConfigFile;
+use super::listen::ListenAddress;
 use super::probes::{GroupSettings, ProbeSettings};
+pub use super::settings_error::{SettingsError, SettingsErrors};
 use super::source::ConfigSource;
 use super::watched::{Defaults, Watched};
 use crate::policy::damping::Hold;
@@ -10,7 +11,6 @@ use crate::policy::probe_verdict::Thresholds;
 use crate::registration::socket::MAX_SOCKET_PATH_BYTES;
 use clap::Command;
 use rustix::fs::{Access, access};
-use std::fmt;
 use std::io;
 use std::num::NonZeroU32;
 use std::path::{Component, Path, PathBuf};
@@ -18,6 +18,12 @@ use std::time::Duration;
 
 /// Shortest driver name there can be, to find out before any waiting that no socket path will fit.
 const SHORTEST_SOCKET_NAME: &str = "x-reg.sock";
+
+/// Looking more often would only heat the node.
+const SHORTEST_PERIOD: Duration = Duration::from_millis(1);
+
+/// A look itself may take half of this.
+const SHORTEST_AGE: Duration = Duration::from_millis(100);
 
 /// Everything `run` needs.
 #[derive(Debug, Clone)]
@@ -157,158 +163,6 @@ pub struct Typed {
     pub health_only_flags: Vec<&'static str>,
     /// `--config`
     pub config: Option<TypedFile>,
-}
-
-/// A setting that cannot be. Each message names the flag and what to do.
-#[derive(Debug, thiserror::Error)]
-pub enum SettingsError {
-    /// The one flag without a default.
-    #[error(
-        "--kubelet-registration-path is required: the driver socket's path on the host, as the kubelet is to dial it, e.g. /var/lib/kubelet/plugins/<driver>/csi.sock"
-    )]
-    NoRegistrationPath,
-    /// The kubelet would resolve it against its own working folder.
-    #[error("--kubelet-registration-path={0:?} is not an absolute path: give the driver socket's path on the host")]
-    RelativeRegistrationPath(String),
-    /// Not a unix socket's address.
-    #[error("--csi-address={0:?} is not a unix socket: give a path, or unix:///path")]
-    NotAUnixSocket(String),
-    /// `sun_path` has 108 bytes.
-    #[error("{flag}: the socket path {} has {} bytes; a unix socket's path holds {MAX_SOCKET_PATH_BYTES}", .path.display(), .path.as_os_str().len())]
-    PathTooLong {
-        /// Which.
-        flag: &'static str,
-        /// What was given, or made of it.
-        path: PathBuf,
-    },
-    /// The registration folder is not there, not a folder, or not writable.
-    #[error("--plugin-registration-path={}: {problem}; mount the host's <kubelet root>/plugins_registry there, writable", .path.display())]
-    RegistrationFolder {
-        /// The folder.
-        path: PathBuf,
-        /// What is wrong with it.
-        problem: String,
-    },
-    /// Both addresses of the health endpoint.
-    #[error("only one of --http-endpoint and --health-port may be set (--health-port is deprecated)")]
-    TwoHealthEndpoints,
-    /// The address does not parse.
-    #[error("{flag}: {problem}")]
-    BadAddress {
-        /// Which.
-        flag: &'static str,
-        /// What is wrong with it.
-        problem: AddressError,
-    },
-    /// Both `/healthz` in one place.
-    #[error(
-        "--liveness-endpoint={liveness} and --http-endpoint={http} are one address: give each its own port, such as :9808 and :9809"
-    )]
-    SharedAddress {
-        /// The one.
-        liveness: ListenAddress,
-        /// The other.
-        http: ListenAddress,
-    },
-    /// Out of range.
-    #[error("--health-port={0} is no port: use 1 to 65535, or 0 for none")]
-    BadHealthPort(i64),
-    /// A value that must be positive is zero.
-    #[error("{flag} must be above zero{hint}")]
-    Zero {
-        /// Which.
-        flag: &'static str,
-        /// What to do instead.
-        hint: &'static str,
-    },
-    /// Two durations that contradict each other.
-    #[error("{flag}={value:?} must be {relation} {other}={other_value:?}")]
-    Contradiction {
-        /// Which.
-        flag: &'static str,
-        /// Its value.
-        value: Duration,
-        /// How they must relate.
-        relation: &'static str,
-        /// To which.
-        other: &'static str,
-        /// Its value.
-        other_value: Duration,
-    },
-    /// A value of a flag that does not exist.
-    #[error("--on-unhealthy={0:?} is unknown: use observe or deregister")]
-    UnknownReaction(String),
-    /// Settled names whose part is not in this version.
-    #[error(
-        "--on-unhealthy={0} needs the proxy, which this version does not have yet: use deregister (the default with a health source) or observe"
-    )]
-    NeedsProxy(String),
-    /// As above.
-    #[error(
-        "--proxy={0}: this version does not have the proxy yet, so nothing can be set about it: leave the flag out"
-    )]
-    NoProxy(String),
-    /// The file has no name.
-    #[error("--health-file={} names no file", .0.display())]
-    HealthFileHasNoName(PathBuf),
-    /// A probe that contradicts itself, or a flag.
-    #[error(transparent)]
-    InFile(#[from] Problem),
-}
-
-/// Every setting that cannot be, in the order of the checks.
-#[derive(Debug)]
-pub struct SettingsErrors {
-    errors: Vec<SettingsError>,
-    file: Option<ConfigFile>,
-}
-
-impl SettingsErrors {
-    /// One line each; what the file sets is named by file, line and field.
-    pub fn lines(&self) -> impl Iterator<Item = String> {
-        self.errors.iter().map(|error| {
-            let written = self.file.as_ref().and_then(|file| {
-                error
-                    .flags()
-                    .into_iter()
-                    .flatten()
-                    .find_map(|flag| Some((file, file.flag(flag.trim_start_matches('-'))?)))
-            });
-            match written {
-                Some((file, flag)) => format!("{}:{}: {}: {error}", file.path.display(), flag.line, flag.key),
-                None => error.to_string(),
-            }
-        })
-    }
-}
-
-impl fmt::Display for SettingsErrors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.lines().collect::<Vec<_>>().join("\n"))
-    }
-}
-
-impl std::error::Error for SettingsErrors {}
-
-impl SettingsError {
-    /// The flags whose values it is about.
-    fn flags(&self) -> [Option<&str>; 2] {
-        match self {
-            Self::NoRegistrationPath | Self::RelativeRegistrationPath(_) => [Some("--kubelet-registration-path"), None],
-            Self::NotAUnixSocket(_) => [Some("--csi-address"), None],
-            Self::PathTooLong { flag, .. } | Self::Zero { flag, .. } => [Some(flag), None],
-            Self::RegistrationFolder { .. } => [Some("--plugin-registration-path"), None],
-            Self::TwoHealthEndpoints => [Some("--http-endpoint"), Some("--health-port")],
-            Self::BadAddress { flag, .. } => [Some(flag), None],
-            Self::SharedAddress { .. } => [Some("--liveness-endpoint"), Some("--http-endpoint")],
-            Self::BadHealthPort(_) => [Some("--health-port"), None],
-            Self::Contradiction { flag, other, .. } => [Some(flag), Some(other)],
-            Self::UnknownReaction(_) | Self::NeedsProxy(_) => [Some("--on-unhealthy"), None],
-            Self::NoProxy(_) => [Some("--proxy"), None],
-            Self::HealthFileHasNoName(_) => [Some("--health-file"), None],
-            Self::InFile(_) => [None, None],
-        }
-    }
 }
 
 impl Settings {
@@ -551,6 +405,8 @@ fn defaults(typed: &Typed, driver_socket: PathBuf, found: &mut Found) -> Option<
     let success = found.keep(threshold("--success-threshold", typed.success_threshold));
     found.keep(above_zero("--health-interval", typed.health_interval, ""));
     found.keep(above_zero("--health-max-age", typed.health_max_age, "; a file is never younger than that"));
+    found.keep(at_least("--health-interval", typed.health_interval, SHORTEST_PERIOD));
+    found.keep(at_least("--health-max-age", typed.health_max_age, SHORTEST_AGE));
     let dead_after = (!typed.health_dead_after.is_zero()).then_some(typed.health_dead_after);
     if let Some(dead_after) = dead_after
         && dead_after <= typed.health_max_age
@@ -578,6 +434,10 @@ fn defaults(typed: &Typed, driver_socket: PathBuf, found: &mut Found) -> Option<
         thresholds: Thresholds { failure, success },
         confirm_interval: typed.confirm_interval,
     })
+}
+
+fn at_least(flag: &'static str, value: Duration, least: Duration) -> Result<(), SettingsError> {
+    if !value.is_zero() && value < least { Err(SettingsError::TooShort { flag, value, least }) } else { Ok(()) }
 }
 
 fn above_zero(flag: &'static str, value: Duration, hint: &'static str) -> Result<(), SettingsError> {

@@ -4,7 +4,6 @@ use super::file::{ConfigFile, Problem};
 use super::go_duration::GoDuration;
 use super::probes::{GroupSettings, OnFailure, ProbeKind, ProbeSettings, Require};
 use super::written::{WrittenKind, WrittenProbe};
-use crate::policy::group::GroupRule;
 use crate::policy::health_file::HealthFileLimits;
 use crate::policy::probe_verdict::Thresholds;
 use std::path::PathBuf;
@@ -96,27 +95,6 @@ impl Watched {
             })
             .collect();
         if problems.is_empty() { Ok(watched) } else { Err(problems) }
-    }
-
-    /// The groups by numbers; every other probe whose failures count is a group of its own.
-    pub fn group_rules(&self) -> Vec<GroupRule> {
-        let number = |name: &String| self.probes.iter().position(|probe| probe.name == *name);
-        let counts = |member: &usize| self.probes.get(*member).is_some_and(|probe| probe.on_failure == OnFailure::Fail);
-        let named = self.groups.iter().map(|group| {
-            let members: Vec<usize> = group.probes.iter().filter_map(number).filter(counts).collect();
-            let require = match group.require {
-                Require::All => members.len(),
-                Require::Any => 1,
-                Require::AtLeast(count) => usize::try_from(count.get()).unwrap_or(usize::MAX),
-            };
-            GroupRule { require: require.min(members.len()), members }
-        });
-        let alone = (0..self.probes.len()).filter(counts).filter(|member| {
-            let name = &self.probes[*member].name;
-            !self.groups.iter().any(|group| group.probes.contains(name))
-        });
-        let alone = alone.map(|member| GroupRule { members: vec![member], require: 1 });
-        named.filter(|group| !group.members.is_empty()).chain(alone).collect()
     }
 }
 

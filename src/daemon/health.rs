@@ -1,15 +1,16 @@
 //! The part that turns outcomes into the verdict: waits, asks the policy, tells.
 
+use super::rules::{asks, groups, rules};
 use super::{error, info, warn};
 use crate::config::probes::{ProbeKind, ProbeSettings};
 use crate::config::settings::{Health as Settings, Reaction};
 use crate::config::watched::Watched;
 use crate::health_view::{HealthView, ProbeView};
+use crate::metrics::Metrics;
 use crate::parts::{Fatal, Parts};
 use crate::policy::admission::{Admission, AdmissionPolicy, Evidence};
 use crate::policy::health::{Change, HealthPolicy};
 use crate::policy::outcome::{Health, Outcome};
-use crate::policy::probe_verdict::ProbeRule;
 use crate::probe::Probe;
 use crate::probe::csi::Csi;
 use crate::probe::exec::Exec;
@@ -44,6 +45,7 @@ pub(super) struct HealthPart {
     runners: Vec<Runner>,
     next_runner: u64,
     reports: mpsc::Sender<Report>,
+    metrics: Metrics,
     parts: Parts,
 }
 
@@ -73,12 +75,13 @@ impl HealthPart {
         settings: &Settings,
         state: StateFile,
         changes: mpsc::Receiver<Watched>,
+        metrics: Metrics,
         parts: &Parts,
     ) -> Told {
         let now = Instant::now().into_std();
         let watched =
             Watched { probes: settings.probes.clone(), groups: settings.groups.clone(), warnings: Vec::new() };
-        let mut policy = HealthPolicy::new(rules(&watched), watched.group_rules(), settings.hold, now);
+        let mut policy = HealthPolicy::new(rules(&watched), groups(&watched), settings.hold, now);
         match state.load(now) {
             Ok(Some(past)) => {
                 info!(
@@ -117,9 +120,11 @@ impl HealthPart {
             runners: Vec::new(),
             next_runner: 0,
             reports,
+            metrics,
             parts: parts.clone(),
         };
         part.run_probes(watched.probes);
+        part.metrics.set_verdict(part.policy.health());
         part.show();
         parts.spawn("health", part.run(received, changes));
         Told { admission, view: seen }
@@ -135,6 +140,9 @@ impl HealthPart {
         }
         for gone in before {
             gone.stop.cancel();
+            if !self.runners.iter().any(|runner| runner.settings.name == gone.settings.name) {
+                self.metrics.forget_probe(&gone.settings.name);
+            }
         }
     }
 
@@ -144,7 +152,7 @@ impl HealthPart {
         let stop = self.parts.stop().child_token();
         match &settings.kind {
             ProbeKind::HealthFile { path, limits } => self.spawn(id, HealthFile::new(path, *limits), &settings, &stop),
-            ProbeKind::Csi { socket } => self.spawn(id, Csi::new(socket), &settings, &stop),
+            ProbeKind::Csi { socket } => self.spawn(id, Csi::new(socket, self.metrics.clone()), &settings, &stop),
             ProbeKind::Exec { command } => self.spawn(id, Exec::new(command), &settings, &stop),
         }
         Runner {
@@ -218,6 +226,7 @@ impl HealthPart {
         let runner = &mut self.runners[number];
         runner.next = Some(report.next);
         let outcome = report.outcome?;
+        self.metrics.observe_round(&runner.settings.name, &outcome, report.took);
         runner.tell(&outcome, self.policy.health());
         runner.last = Some((outcome.clone(), report.at));
         self.policy.observe(number, outcome, report.at.into_std())
@@ -227,7 +236,7 @@ impl HealthPart {
         let names: Vec<&str> = watched.probes.iter().map(|probe| probe.name.as_str()).collect();
         info!(probes = names.join(", "), "watching by the new settings");
         self.state.watch_others(asks(&watched));
-        let change = self.policy.replace(rules(&watched), watched.group_rules(), Instant::now().into_std());
+        let change = self.policy.replace(rules(&watched), groups(&watched), Instant::now().into_std());
         self.run_probes(watched.probes);
         change
     }
@@ -263,6 +272,8 @@ impl HealthPart {
     }
 
     fn tell(&self, change: &Change) {
+        self.metrics.set_verdict(change.to);
+        self.metrics.count_transition(change.to, change.cause.as_ref().map(|(_, reason)| reason));
         let (from, to) = (change.from.name(), change.to.name());
         match (change.to, &change.cause) {
             (Health::Unhealthy, Some((probe, reason))) => error!(
@@ -347,33 +358,4 @@ impl Runner {
             );
         }
     }
-}
-
-/// What is asked, in words. Another question is another verdict.
-pub(super) fn asks(watched: &Watched) -> String {
-    let probes: Vec<String> =
-        watched.probes.iter().map(|probe| format!("{} {}", probe.name, question(probe))).collect();
-    format!("{} | {:?}", probes.join(" | "), watched.groups)
-}
-
-/// Values of variables may be secrets, and this ends up in the state file.
-fn question(probe: &ProbeSettings) -> String {
-    let kind = match &probe.kind {
-        ProbeKind::HealthFile { path, limits } => format!("health-file {} {limits:?}", path.display()),
-        ProbeKind::Csi { socket } => format!("csi {}", socket.display()),
-        ProbeKind::Exec { command } => {
-            let names: Vec<_> = command.environment.iter().map(|(name, _)| name).collect();
-            format!("exec {:?} {:?} {names:?}", command.program, command.arguments)
-        }
-    };
-    format!("{kind} {:?} {:?}", probe.thresholds, probe.on_failure)
-}
-
-fn rules(watched: &Watched) -> Vec<ProbeRule> {
-    let rule = |probe: &ProbeSettings| ProbeRule {
-        name: probe.name.clone(),
-        asks: question(probe),
-        thresholds: probe.thresholds,
-    };
-    watched.probes.iter().map(rule).collect()
 }

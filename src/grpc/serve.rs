@@ -48,11 +48,12 @@ where
             let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
                 .timer(TokioTimer::new())
                 .serve_connection(TokioIo::new(AuthorityFix::new(stream)), TowerToHyperService::new(service.clone()));
-            connections.spawn_connection(async move {
+            // Nothing ends it but its client and the end of all.
+            drop(connections.spawn_connection(async move {
                 if let Err(error) = connection.await {
                     debug!(error = &error as &dyn std::error::Error, part = name, "a connection broke");
                 }
-            });
+            }));
         }
     });
 }

@@ -8,18 +8,21 @@ pub use liveness::LivenessEndpoints;
 
 use crate::metrics::Metrics;
 use crate::parts::{Fatal, Parts};
+use crate::quiet::Quiet;
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
 use tracing::{debug, warn};
 
 /// Connections served at a time; more wait in the kernel's queue. A kubelet has one.
@@ -27,6 +30,12 @@ const MAX_CONNECTIONS: usize = 64;
 
 /// A client gets this long for its request line and headers, and as long between two requests.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// With all places taken, a connection older than this gives its place up: nobody can keep the kubelet's probe out for long.
+const MOST_AGE_WHEN_FULL: Duration = Duration::from_secs(5);
+
+/// How often places are looked for while there is none.
+const PLACE_PAUSE: Duration = Duration::from_millis(20);
 
 /// After a failed `accept`, so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -76,19 +85,25 @@ pub trait Answers: Send + Sync + 'static {
 pub fn serve(listener: std::net::TcpListener, answers: impl Answers, parts: &Parts) -> std::io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
     let (answers, stop, connections) = (Arc::new(answers), parts.stop().clone(), parts.clone());
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     parts.spawn("http server", async move {
+        let mut quiet = Quiet::default();
+        let mut open: VecDeque<(Instant, AbortHandle)> = VecDeque::new();
         loop {
-            let place = tokio::select! {
-                () = stop.cancelled() => return Ok(()),
-                place = Arc::clone(&places).acquire_owned() => place.map_err(Fatal::from)?,
-            };
+            tokio::select! {
+                () = stop.cancelled() => return Ok::<(), Fatal>(()),
+                () = place(&mut open) => {}
+            }
             let stream = tokio::select! {
                 () = stop.cancelled() => return Ok(()),
                 accepted = listener.accept() => match accepted {
-                    Ok((stream, _)) => stream,
+                    Ok((stream, _)) => {
+                        quiet.end();
+                        stream
+                    }
                     Err(error) => {
-                        warn!(error = &error as &dyn std::error::Error, "cannot accept a connection on the HTTP address");
+                        if quiet.begin_or_repeat(&error.to_string(), Instant::now()) {
+                            warn!(error = &error as &dyn std::error::Error, "cannot accept a connection on the HTTP address");
+                        }
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                         continue;
                     }
@@ -96,8 +111,7 @@ pub fn serve(listener: std::net::TcpListener, answers: impl Answers, parts: &Par
             };
             let (answers, stop) = (Arc::clone(&answers), stop.clone());
             let service = service_fn(move |request| respond(Arc::clone(&answers), request));
-            connections.spawn_connection(async move {
-                let _place = place;
+            let connection = connections.spawn_connection(async move {
                 let connection = hyper::server::conn::http1::Builder::new()
                     .timer(TokioTimer::new())
                     .header_read_timeout(HEADER_TIMEOUT)
@@ -109,9 +123,28 @@ pub fn serve(listener: std::net::TcpListener, answers: impl Answers, parts: &Par
                     },
                 }
             });
+            open.push_back((Instant::now(), connection));
         }
     });
     Ok(())
+}
+
+/// Waits until there is a place for one more connection.
+async fn place(open: &mut VecDeque<(Instant, AbortHandle)>) {
+    loop {
+        open.retain(|(_, connection)| !connection.is_finished());
+        if open.len() < MAX_CONNECTIONS {
+            return;
+        }
+        if let Some((since, oldest)) = open.front()
+            && since.elapsed() >= MOST_AGE_WHEN_FULL
+        {
+            oldest.abort();
+            open.pop_front();
+            return;
+        }
+        tokio::time::sleep(PLACE_PAUSE).await;
+    }
 }
 
 async fn respond(answers: Arc<impl Answers>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {

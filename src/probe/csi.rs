@@ -5,6 +5,7 @@ use super::Probe;
 use super::lane::Abandoned;
 use crate::grpc::connect::{CallError, chain};
 use crate::grpc::driver;
+use crate::metrics::Metrics;
 use crate::policy::outcome::{Outcome, Reason, Severity};
 use std::error::Error;
 use std::future;
@@ -16,12 +17,13 @@ use tonic::Code;
 #[derive(Debug)]
 pub struct Csi {
     socket: PathBuf,
+    metrics: Metrics,
 }
 
 impl Csi {
     /// Asks the driver at `socket`.
-    pub fn new(socket: &Path) -> Self {
-        Self { socket: socket.to_owned() }
+    pub fn new(socket: &Path, metrics: Metrics) -> Self {
+        Self { socket: socket.to_owned(), metrics }
     }
 }
 
@@ -29,7 +31,10 @@ impl Probe for Csi {
     type Seen = Result<bool, CallError>;
 
     async fn look(&mut self, timeout: Duration) -> Result<Self::Seen, Abandoned> {
-        match driver::probe(&self.socket, timeout).await {
+        let began = tokio::time::Instant::now();
+        let answer = driver::probe(&self.socket, timeout).await;
+        self.metrics.observe_call(driver::PROBE, &answer, began.elapsed());
+        match answer {
             Err(CallError::Deadline { .. }) => Err(Abandoned),
             answer => Ok(answer),
         }
@@ -87,7 +92,7 @@ mod tests {
     async fn ready_unready_errors_and_absence_are_told_apart() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("csi.sock");
-        let mut probe = Csi::new(&socket);
+        let mut probe = Csi::new(&socket, Metrics::new());
         assert_eq!(outcome(&mut probe).await, ("failure", "DriverGone"));
         let driver = DemoDriver::start(&socket, "x").unwrap();
         for (ready, seen) in [(Some(true), "success"), (None, "success"), (Some(false), "failure")] {
@@ -114,7 +119,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("csi.sock");
         let silent = tokio::net::UnixListener::bind(&socket).unwrap();
-        let mut probe = Csi::new(&socket);
+        let mut probe = Csi::new(&socket, Metrics::new());
         assert!(probe.look(Duration::from_millis(100)).await.is_err());
         let closing = async {
             loop {

@@ -80,7 +80,7 @@ pub async fn run(command: &Command, limit: Duration) -> Result<Outcome, Abandone
         };
         timeout_at(deadline, ended).await
     };
-    // Whatever it left running in its session goes with it.
+    // Whatever it left running in its session goes with it; the library buries what we inherit as a container's process 1.
     child.kill();
     let text = first_line(&said).or_else(|| first_line(&complained)).unwrap_or_default();
     Ok(match status {

@@ -21,6 +21,7 @@ pub struct Abandoned;
 #[derive(Debug)]
 pub struct Lane {
     name: String,
+    stack_bytes: usize,
     jobs: Option<Sender<Job>>,
     free: Arc<Semaphore>,
 }
@@ -28,7 +29,12 @@ pub struct Lane {
 impl Lane {
     /// A lane for `name`; its thread starts with the first job.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), jobs: None, free: Arc::new(Semaphore::new(1)) }
+        Self { name: name.into(), stack_bytes: STACK_BYTES, jobs: None, free: Arc::new(Semaphore::new(1)) }
+    }
+
+    /// A lane for jobs that need more room than a probe's.
+    pub fn with_stack(name: impl Into<String>, stack_bytes: usize) -> Self {
+        Self { stack_bytes, ..Self::new(name) }
     }
 
     /// Runs `job` on the lane.
@@ -66,7 +72,7 @@ impl Lane {
             None => job,
         };
         let (jobs, received) = channel::<Job>();
-        let thread = thread::Builder::new().name(self.name.clone()).stack_size(STACK_BYTES).spawn(move || {
+        let thread = thread::Builder::new().name(self.name.clone()).stack_size(self.stack_bytes).spawn(move || {
             for job in received {
                 job();
             }

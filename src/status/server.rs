@@ -67,7 +67,7 @@ pub fn serve(path: &Path, sources: Sources, parts: &Parts) {
             tokio::select! {
                 () = stop.cancelled() => break,
                 accepted = listener.accept() => match accepted {
-                    Ok((stream, _)) => connections.spawn_connection(one(stream, sources.clone(), stop.clone())),
+                    Ok((stream, _)) => drop(connections.spawn_connection(one(stream, sources.clone(), stop.clone()))),
                     Err(error) => {
                         debug!(error = &error as &dyn std::error::Error, "cannot accept a connection on the status socket");
                         tokio::time::sleep(ACCEPT_PAUSE).await;

@@ -2,6 +2,8 @@
 
 use crate::config::probes::{OnFailure, ProbeKind, ProbeSettings};
 use crate::config::watched::Watched;
+use crate::daemon::rules::groups;
+use crate::metrics::Metrics;
 use crate::policy::group::GroupRule;
 use crate::policy::outcome::{Health, Outcome, Reason};
 use crate::policy::probe_verdict::{ProbeRule, ProbeVerdict, Thresholds};
@@ -55,7 +57,7 @@ pub(super) enum Counting {
 
 impl Asking {
     pub(super) fn new(watched: Watched, counting: Counting) -> Self {
-        let groups = watched.group_rules();
+        let groups = groups(&watched);
         let probes = watched.probes.into_iter().map(|settings| Asked::new(settings, counting)).collect();
         Self { probes, groups }
     }
@@ -131,7 +133,8 @@ impl Asked {
         };
         let kind = match &settings.kind {
             ProbeKind::HealthFile { path, limits } => Kind::HealthFile(Box::new(HealthFile::new(path, *limits))),
-            ProbeKind::Csi { socket } => Kind::Csi(Csi::new(socket)),
+            // Nobody reads these figures.
+            ProbeKind::Csi { socket } => Kind::Csi(Csi::new(socket, Metrics::new())),
             ProbeKind::Exec { command } => Kind::Exec(Exec::new(command)),
         };
         let verdict = ProbeVerdict::new(rule(&settings, thresholds));
