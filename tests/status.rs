@@ -149,3 +149,14 @@ fn bad_flags_and_missing_sockets_are_named() {
     assert_eq!(code, 2);
     assert!(words.contains("/no/such/socket"), "{words}");
 }
+
+/// A pipe that ends, `| head` say, ends the watching, too.
+#[test]
+fn watching_ends_with_its_reader() {
+    let script = format!(
+        "{} status --watch --period=50ms --status-socket=/no/such/socket | head -1",
+        env!("CARGO_BIN_EXE_csi-warden")
+    );
+    let output = Command::new("timeout").args(["30", "bash", "-o", "pipefail", "-c", &script]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+}

@@ -82,7 +82,16 @@ pub(crate) fn complain(text: &str) {
 
 /// Text that was asked for, to stdout.
 pub(crate) fn print(text: &str) {
-    drop(writeln!(std::io::stdout(), "{text}"));
+    // With the reader gone there is nobody to tell; what goes on for ever asks `print_to_reader` instead.
+    drop(print_to_reader(text));
+}
+
+/// As [`print`].
+///
+/// # Errors
+/// When nobody reads stdout any more, so that whoever repeats himself can end.
+pub(crate) fn print_to_reader(text: &str) -> std::io::Result<()> {
+    writeln!(std::io::stdout(), "{text}")
 }
 
 /// Shows clap's word on help or a usage error, and gives its exit code.

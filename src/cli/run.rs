@@ -257,6 +257,11 @@ fn run(program: &OsStr, given: &Given) -> anyhow::Result<()> {
 }
 
 impl RunFlags {
+    /// The status socket, if these flags name it.
+    pub fn named_status_socket(&self) -> Option<PathBuf> {
+        self.status_socket.clone()
+    }
+
     /// Where the state of an agent with these flags lies.
     pub fn state_folder(&self) -> PathBuf {
         let driver_socket = settings::unix_path(&self.csi_address).unwrap_or_default();

@@ -3,7 +3,7 @@
 use super::go_flags::{normalise, parse_bool};
 use super::look::{Look, line, wrapped};
 use super::run::RunFlags;
-use super::{USAGE, complain, fail, print, usage};
+use super::{USAGE, complain, fail, print, print_to_reader, usage};
 use crate::config::go_duration::GoDuration;
 use crate::status::next::shown;
 use crate::status::server::SUFFIX;
@@ -93,11 +93,14 @@ fn run(flags: &StatusFlags) -> anyhow::Result<ExitCode> {
             let look = Look::of_stdout();
             // Home, and clear to the end, so that nothing flickers; piped, one snapshot after the other.
             let clear = if look.colours { "\x1b[H\x1b[J" } else { "" };
-            match answer {
-                Ok((text, _)) if flags.output == "json" => print(&text),
-                Ok((_, snapshot)) => print(&format!("{clear}{}", table(&snapshot, look))),
+            let shown = match answer {
+                Ok((text, _)) if flags.output == "json" => print_to_reader(&text),
+                Ok((_, snapshot)) => print_to_reader(&format!("{clear}{}", table(&snapshot, look))),
                 // It may be restarting; whoever watches wants to see it come back.
-                Err(error) => print(&format!("{clear}{error:#}")),
+                Err(error) => print_to_reader(&format!("{clear}{error:#}")),
+            };
+            if shown.is_err() {
+                return Ok(ExitCode::SUCCESS);
             }
             tokio::select! {
                 _ = tokio::signal::ctrl_c() => return Ok(ExitCode::SUCCESS),
@@ -136,7 +139,11 @@ async fn ask(socket: &Path) -> anyhow::Result<(String, Snapshot)> {
 
 /// In a container the agent is process 1, and its flags tell where its state lies.
 fn find_socket() -> anyhow::Result<PathBuf> {
-    let mut folders: Vec<PathBuf> = flags_of_process_1().map(|flags| flags.state_folder()).into_iter().collect();
+    let agent = flags_of_process_1();
+    if let Some(named) = agent.as_ref().and_then(RunFlags::named_status_socket) {
+        return Ok(named);
+    }
+    let mut folders: Vec<PathBuf> = agent.map(|flags| flags.state_folder()).into_iter().collect();
     folders.extend(USUAL_FOLDERS.map(PathBuf::from));
     for folder in &folders {
         let mut found = sockets_in(folder);

@@ -3,11 +3,15 @@
 use super::{info, warn};
 use crate::config::source::ConfigSource;
 use crate::config::watched::Watched;
+use crate::grpc::connect::chain;
 use crate::parts::{Fatal, Parts};
 use crate::path_watch::PathWatch;
 use crate::probe::lane::Lane;
 use std::time::Duration;
 use tokio::sync::mpsc;
+
+/// After a change, before the file is read again.
+const SETTLE: Duration = Duration::from_millis(500);
 
 /// Where inotify is not to be had, or misses something, the file is read again this often.
 const PERIOD: Duration = Duration::from_secs(60);
@@ -47,7 +51,7 @@ pub(super) async fn run(
             }
             Ok((looked, Err(error))) => {
                 watch.adopt(looked);
-                let text = error.to_string();
+                let text = chain(&error);
                 if told != text {
                     warn!(path = %source.path().display(), error = text, "the new settings cannot be; the old ones stay in force");
                     told = text;
@@ -63,7 +67,8 @@ pub(super) async fn run(
         }
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
-            () = watch.changed() => {}
+            // Whoever writes in several steps is through by then, and a storm is one change.
+            () = watch.changed() => tokio::time::sleep(SETTLE).await,
             () = tokio::time::sleep(PERIOD) => {}
         }
     }

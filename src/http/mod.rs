@@ -19,6 +19,7 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::AbortHandle;
@@ -26,13 +27,14 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 /// Connections served at a time; more wait in the kernel's queue. A kubelet has one.
-const MAX_CONNECTIONS: usize = 64;
+const MAX_CONNECTIONS: usize = 128;
 
 /// A client gets this long for its request line and headers, and as long between two requests.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// With all places taken, a connection older than this gives its place up: nobody can keep the kubelet's probe out for long.
-const MOST_AGE_WHEN_FULL: Duration = Duration::from_secs(5);
+/// With all places taken, the oldest connection that waits for its client, not for our answer, gives its place up once it is
+/// this old: nobody can keep the kubelet's probe out by holding connections.
+const LEAST_AGE_TO_YIELD: Duration = Duration::from_millis(200);
 
 /// How often places are looked for while there is none.
 const PLACE_PAUSE: Duration = Duration::from_millis(20);
@@ -87,7 +89,7 @@ pub fn serve(listener: std::net::TcpListener, answers: impl Answers, parts: &Par
     let (answers, stop, connections) = (Arc::new(answers), parts.stop().clone(), parts.clone());
     parts.spawn("http server", async move {
         let mut quiet = Quiet::default();
-        let mut open: VecDeque<(Instant, AbortHandle)> = VecDeque::new();
+        let mut open: VecDeque<Open> = VecDeque::new();
         loop {
             tokio::select! {
                 () = stop.cancelled() => return Ok::<(), Fatal>(()),
@@ -110,7 +112,17 @@ pub fn serve(listener: std::net::TcpListener, answers: impl Answers, parts: &Par
                 },
             };
             let (answers, stop) = (Arc::clone(&answers), stop.clone());
-            let service = service_fn(move |request| respond(Arc::clone(&answers), request));
+            let answering = Arc::new(AtomicBool::new(false));
+            let busy = Arc::clone(&answering);
+            let service = service_fn(move |request| {
+                let (answers, busy) = (Arc::clone(&answers), Arc::clone(&busy));
+                async move {
+                    busy.store(true, Ordering::Relaxed);
+                    let response = respond(answers, request).await;
+                    busy.store(false, Ordering::Relaxed);
+                    response
+                }
+            });
             let connection = connections.spawn_connection(async move {
                 let connection = hyper::server::conn::http1::Builder::new()
                     .timer(TokioTimer::new())
@@ -123,24 +135,30 @@ pub fn serve(listener: std::net::TcpListener, answers: impl Answers, parts: &Par
                     },
                 }
             });
-            open.push_back((Instant::now(), connection));
+            open.push_back(Open { since: Instant::now(), answering, connection });
         }
     });
     Ok(())
 }
 
+/// A connection, and whether its client waits for us.
+struct Open {
+    since: Instant,
+    answering: Arc<AtomicBool>,
+    connection: AbortHandle,
+}
+
 /// Waits until there is a place for one more connection.
-async fn place(open: &mut VecDeque<(Instant, AbortHandle)>) {
+async fn place(open: &mut VecDeque<Open>) {
     loop {
-        open.retain(|(_, connection)| !connection.is_finished());
+        open.retain(|open| !open.connection.is_finished());
         if open.len() < MAX_CONNECTIONS {
             return;
         }
-        if let Some((since, oldest)) = open.front()
-            && since.elapsed() >= MOST_AGE_WHEN_FULL
-        {
-            oldest.abort();
-            open.pop_front();
+        let yields =
+            |open: &Open| !open.answering.load(Ordering::Relaxed) && open.since.elapsed() >= LEAST_AGE_TO_YIELD;
+        if let Some(idle) = open.iter().position(yields).and_then(|at| open.remove(at)) {
+            idle.connection.abort();
             return;
         }
         tokio::time::sleep(PLACE_PAUSE).await;

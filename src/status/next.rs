@@ -103,6 +103,9 @@ fn plural(count: u32) -> &'static str {
 /// Whole seconds from a second on; a person reads it.
 pub fn shown(seconds: f64) -> String {
     let duration = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    if duration < Duration::from_millis(1) {
+        return "0s".to_owned();
+    }
     let whole = if duration >= Duration::from_secs(1) { Duration::from_secs(duration.as_secs()) } else { duration };
     GoDuration(whole).to_string()
 }
