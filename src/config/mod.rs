@@ -8,6 +8,7 @@ pub mod probes;
 pub mod settings;
 mod settings_error;
 pub mod source;
+mod typed;
 pub mod watched;
 pub mod written;
 pub mod yaml;
