@@ -60,14 +60,14 @@ async fn one_error_between_good_words_is_no_verdict() {
     let mut kubelet = bed.kubelet();
     let _agent = bed.watching_agent(&["--health-interval=30s"]);
     kubelet.registered().await;
-    let inode = bed.inode();
+    let before = bed.identity();
     for _ in 0..20 {
         bed.health("ERROR once");
         sleep(APART).await;
         bed.health("OK");
         sleep(APART).await;
     }
-    assert_eq!(bed.inode(), inode);
+    assert_eq!(bed.identity(), before);
     assert!(kubelet.since().is_empty());
 }
 
@@ -118,20 +118,20 @@ async fn a_file_that_is_deleted_stale_or_garbage_holds_the_verdict() {
     let mut kubelet = bed.kubelet();
     let mut agent = bed.watching_agent(&["--health-max-age=1s", "--health-dead-after=0"]);
     kubelet.registered().await;
-    let inode = bed.inode();
+    let before = bed.identity();
     let waits = Duration::from_secs(2);
-    steadily("stale", waits, || bed.inode() == inode).await;
+    steadily("stale", waits, || bed.identity() == before).await;
     fs::remove_file(bed.health_file()).unwrap();
-    steadily("deleted", waits, || bed.inode() == inode).await;
+    steadily("deleted", waits, || bed.identity() == before).await;
     for garbage in ["", "\0\0\0", "maybe", "ERRO", "{\"status\":\"ERROR\"}"] {
         bed.health(garbage);
         sleep(APART).await;
         bed.health(garbage);
         sleep(APART).await;
     }
-    steadily("garbage", waits, || bed.inode() == inode).await;
+    steadily("garbage", waits, || bed.identity() == before).await;
     fs::remove_dir_all(bed.at("health")).unwrap();
-    steadily("no folder", waits, || bed.inode() == inode).await;
+    steadily("no folder", waits, || bed.identity() == before).await;
     assert!(agent.running() && kubelet.since().is_empty());
     assert!(agent.log().contains("has known nothing for 3 periods"), "{}", agent.log());
     assert!(!agent.log().contains("maybe"), "garbage is never echoed");
@@ -200,23 +200,23 @@ async fn health_files_that_are_no_files_hold_the_verdict_and_block_nothing() {
     let mut kubelet = bed.kubelet();
     let mut agent = bed.watching_agent(&[]);
     kubelet.registered().await;
-    let inode = bed.inode();
+    let before = bed.identity();
     let path = bed.health_file();
     fs::remove_file(&path).unwrap();
     let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
     rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
-    steadily("a pipe", Duration::from_secs(1), || bed.inode() == inode).await;
+    steadily("a pipe", Duration::from_secs(1), || bed.identity() == before).await;
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
-    steadily("a folder", Duration::from_secs(1), || bed.inode() == inode).await;
+    steadily("a folder", Duration::from_secs(1), || bed.identity() == before).await;
     fs::remove_dir(&path).unwrap();
     fs::write(bed.at("token"), "ERROR top-secret").unwrap();
     symlink("../token", &path).unwrap();
-    steadily("a link out of the folder", Duration::from_secs(1), || bed.inode() == inode).await;
+    steadily("a link out of the folder", Duration::from_secs(1), || bed.identity() == before).await;
     assert!(!agent.log().contains("top-secret"));
     fs::remove_file(&path).unwrap();
     symlink("/dev/zero", &path).unwrap();
-    steadily("an endless device", Duration::from_secs(1), || bed.inode() == inode).await;
+    steadily("an endless device", Duration::from_secs(1), || bed.identity() == before).await;
     assert!(agent.running());
     fs::remove_file(&path).unwrap();
     twice(&bed, "ERROR now real").await;
@@ -313,12 +313,12 @@ async fn a_dead_socket_left_by_a_crash_is_withdrawn_when_the_hardware_died_meanw
     kubelet.registered().await;
     agent.kill().await;
     bed.health("ERROR died meanwhile");
-    let old = bed.inode();
+    let old = bed.identity();
     let _agent = bed.watching_agent(&[]);
     eventually("withdrawn", || {
-        let inode = bed.inode();
-        assert!(inode.is_none() || inode == old, "never shown anew");
-        inode.is_none()
+        let now = bed.identity();
+        assert!(now.is_none() || now == old, "never shown anew");
+        now.is_none()
     })
     .await;
     kubelet.deregistered().await;
@@ -411,14 +411,14 @@ async fn a_stopped_and_continued_agent_holds_its_verdict() {
     let mut kubelet = bed.kubelet();
     let agent = bed.watching_agent(&["--health-max-age=1s", "--health-dead-after=1h"]);
     kubelet.registered().await;
-    let inode = bed.inode();
+    let before = bed.identity();
     for _ in 0..2 {
         agent.signal(rustix::process::Signal::STOP);
         sleep(Duration::from_secs(2)).await;
         agent.signal(rustix::process::Signal::CONT);
         sleep(Duration::from_millis(500)).await;
     }
-    assert_eq!(bed.inode(), inode);
+    assert_eq!(bed.identity(), before);
     assert!(kubelet.since().is_empty());
 }
 

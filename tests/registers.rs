@@ -155,10 +155,10 @@ async fn a_dead_socket_is_replaced_and_other_drivers_files_stay() {
     dead_socket(&bed.registration_socket());
     let other = bed.at("reg/other.example.com-reg.sock");
     dead_socket(&other);
-    let (old, others) = (bed.inode(), fs::metadata(&other).unwrap().ino());
+    let (old, others) = (bed.identity(), fs::metadata(&other).unwrap().ino());
     let mut kubelet = bed.kubelet();
     let _agent = bed.agent(&[]);
-    eventually("replaced", || bed.inode().is_some() && bed.inode() != old).await;
+    eventually("replaced", || bed.identity().is_some() && bed.identity() != old).await;
     while !matches!(kubelet.next().await, KubeletEvent::Registered { .. }) {}
     assert_eq!(fs::metadata(&other).unwrap().ino(), others);
 }
@@ -250,8 +250,8 @@ async fn a_refusal_is_told_once_and_whole_and_the_kubelets_retries_are_awaited()
     for _ in 0..3 {
         assert!(matches!(kubelet.next().await, KubeletEvent::Failed { .. }));
     }
-    let inode = bed.inode();
-    assert!(agent.running() && inode.is_some());
+    let before = bed.identity();
+    assert!(agent.running() && before.is_some());
     let told = agent
         .log()
         .lines()
@@ -263,7 +263,7 @@ async fn a_refusal_is_told_once_and_whole_and_the_kubelets_retries_are_awaited()
     drop(kubelet);
     let mut kubelet = bed.kubelet();
     kubelet.registered().await;
-    assert_eq!(bed.inode(), inode, "the socket stayed for the kubelet's own retry");
+    assert_eq!(bed.identity(), before, "the socket stayed for the kubelet's own retry");
     status_becomes(&address, "/registered", 200).await;
 }
 
@@ -386,8 +386,8 @@ async fn a_kubelet_that_never_asks_is_hinted_at_and_the_socket_is_shown_again() 
     let _driver = bed.driver();
     let agent = bed.agent(&[]);
     eventually("shown", || bed.shown()).await;
-    let first = bed.inode();
-    eventually("shown again", || bed.inode().is_some() && bed.inode() != first).await;
+    let first = bed.identity();
+    eventually("shown again", || bed.identity().is_some() && bed.identity() != first).await;
     assert!(agent.log().contains("the kubelet does not ask for the driver"), "{}", agent.log());
     let _kubelet = bed.kubelet();
     agent.logs("the kubelet has registered the driver").await;
@@ -425,8 +425,8 @@ async fn a_restarted_kubelet_registers_the_same_socket() {
     let mut kubelet = bed.kubelet();
     let _agent = bed.agent(&[]);
     kubelet.registered().await;
-    let inode = bed.inode();
+    let before = bed.identity();
     drop(kubelet);
     bed.kubelet().registered().await;
-    assert_eq!(bed.inode(), inode);
+    assert_eq!(bed.identity(), before);
 }

@@ -193,14 +193,14 @@ async fn of_two_rails_one_is_enough_and_none_is_too_few() {
     );
     let _agent = agent_with(&bed, &probes, &[]);
     kubelet.registered().await;
-    let inode = bed.inode();
+    let before = bed.identity();
     for (one, other) in [("rail0", "rail1"), ("rail1", "rail0")] {
         down(&bed, one);
         more_rounds(&bed, one, 15).await;
         eventually("its own verdict", || probe_now(&bed, one)["verdict"] == "unhealthy").await;
         assert_eq!(probe_now(&bed, other)["verdict"], "healthy");
         assert_eq!(status(&bed).unwrap()["health"]["verdict"], "healthy");
-        assert_eq!(bed.inode(), inode);
+        assert_eq!(bed.identity(), before);
         up(&bed, one);
         eventually("well again", || probe_now(&bed, one)["verdict"] == "healthy").await;
     }
@@ -225,9 +225,9 @@ async fn a_probe_that_only_warns_is_told_and_withdraws_nothing() {
     down(&bed, "a");
     let agent = agent_with(&bed, &probes, &[]);
     kubelet.registered().await;
-    let inode = bed.inode();
+    let before = bed.identity();
     more_rounds(&bed, "a", 40).await;
-    assert_eq!(bed.inode(), inode);
+    assert_eq!(bed.identity(), before);
     agent.logs("the probe does not succeed").await;
     let told = agent.log().matches("a has no link").count();
     assert!((1..=3).contains(&told), "once, and at a bounded rate:\n{}", agent.log());
@@ -253,13 +253,13 @@ async fn each_probe_has_its_own_thresholds() {
     );
     let _agent = agent_with(&bed, &probes, &[]);
     kubelet.registered().await;
-    let inode = bed.inode();
+    let before = bed.identity();
     for _ in 0..3 {
         fail(&bed, "patient", 4);
         eventually("four bad rounds", || fs::read_to_string(bed.at("budget-patient")).unwrap().trim() == "0").await;
         more_rounds(&bed, "patient", 3).await;
     }
-    assert_eq!(bed.inode(), inode, "four are no verdict");
+    assert_eq!(bed.identity(), before, "four are no verdict");
     assert!(kubelet.since().is_empty());
     fail(&bed, "patient", 5);
     kubelet.deregistered().await;
@@ -280,14 +280,14 @@ async fn a_driver_that_dies_is_withdrawn_past_the_threshold_and_registered_afres
     let probes = "probes: [{name: driver, type: csi, period: 100ms, timeout: 30s, failureThreshold: 50}]\n";
     let mut agent = agent_with(&bed, probes, &[]);
     kubelet.registered().await;
-    let inode = bed.inode();
+    let before = bed.identity();
     eventually("probed", || driver.behaviour().probe_calls > 3).await;
     // Below the threshold: away for ten periods of fifty.
     drop(driver);
-    steadily("kept", Duration::from_secs(1), || bed.inode() == inode).await;
+    steadily("kept", Duration::from_secs(1), || bed.identity() == before).await;
     let mut driver = bed.driver();
     eventually("probed again", || driver.behaviour().probe_calls > 3).await;
-    assert!(kubelet.since().is_empty() && bed.inode() == inode);
+    assert!(kubelet.since().is_empty() && bed.identity() == before);
     assert_eq!(driver.behaviour().node_info_calls, 0, "nobody had a reason to ask");
     // Above it; the second time the folder goes, too.
     for whole_folder in [false, true] {
@@ -320,12 +320,12 @@ async fn a_driver_that_is_not_ready_is_withdrawn_and_one_with_errors_of_its_own_
     let probes = "probes: [{name: driver, type: csi, period: 100ms, timeout: 30s, failureThreshold: 3}]\n";
     let _agent = agent_with(&bed, probes, &[]);
     kubelet.registered().await;
-    let inode = bed.inode();
+    let before = bed.identity();
     for code in [tonic::Code::Unimplemented, tonic::Code::NotFound, tonic::Code::Internal] {
         driver.behaviour().probe_error = Some(code);
         let asked = driver.behaviour().probe_calls;
         eventually("ten rounds", || driver.behaviour().probe_calls >= asked + 10).await;
-        assert_eq!(bed.inode(), inode, "{code:?}");
+        assert_eq!(bed.identity(), before, "{code:?}");
     }
     driver.behaviour().probe_error = None;
     driver.behaviour().ready = Some(false);
@@ -387,11 +387,11 @@ async fn a_command_that_is_missing_is_unknown_and_holds_either_verdict() {
     let mut agent = agent_with(&bed, &probes, &[]);
     kubelet.registered().await;
     for code in [1, 0] {
-        let inode = bed.inode();
+        let before = bed.identity();
         fs::remove_file(&program).unwrap();
         eventually("not known", || probe_now(&bed, "a")["reason"] == "ExecNotStarted").await;
         more_rounds(&bed, "b", 15).await;
-        assert_eq!(bed.inode(), inode, "held");
+        assert_eq!(bed.identity(), before, "held");
         assert_eq!(probe_now(&bed, "a")["outcome"], "unknown");
         put(code);
         if code == 1 { kubelet.deregistered().await } else { kubelet.registered().await }
@@ -422,7 +422,7 @@ async fn commands_that_misbehave_are_bounded_told_apart_and_harm_nobody() {
     ];
     let mut agent = agent_with(&bed, &format!("probes:\n{}", probes.concat()), &[]);
     kubelet.registered().await;
-    let inode = bed.inode();
+    let before = bed.identity();
     for (name, outcome, reason) in [
         ("stubborn", "failure", "NotAnswering"),
         ("orphan-hang", "failure", "NotAnswering"),
@@ -445,7 +445,7 @@ async fn commands_that_misbehave_are_bounded_told_apart_and_harm_nobody() {
     .await;
     more_rounds(&bed, "good", 50).await;
     assert!(processes(&bed).len() < 40, "what a round started went with it: {:?}", processes(&bed));
-    assert!(agent.running() && bed.inode() == inode && kubelet.since().is_empty());
+    assert!(agent.running() && bed.identity() == before && kubelet.since().is_empty());
     assert!(agent.log().len() < 64 * 1024, "{}", agent.log().len());
     let table = ask(&bed, "table").unwrap();
     for name in ["good", "stubborn", "orphan", "orphan-hang", "flood", "flood-fails", "odd", "killed", "missing"] {

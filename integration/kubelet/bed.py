@@ -266,12 +266,13 @@ class Bed:
 
     # --- what can be seen --------------------------------------------------------------------------------------------
 
-    def inode(self) -> int:
-        """The registration socket's inode; 0 without one."""
+    def identity(self) -> tuple[int, int] | None:
+        """Which registration socket is there, if any: its inode, which the next one may be given again, and its birth."""
         try:
-            return self.socket.lstat().st_ino
+            socket = self.socket.lstat()
         except FileNotFoundError:
-            return 0
+            return None
+        return socket.st_ino, socket.st_mtime_ns
 
     def calls_of(self, method: str) -> int:
         """How many calls of that method the driver has seen."""

@@ -127,7 +127,7 @@ def plain_flags(bed: Bed) -> str:
     stopped = time.monotonic()
     code = agent.send(signal.SIGTERM)
     expect(code == 0, f"exit code {code} after SIGTERM")
-    expect(not bed.inode(), "the socket is still there after SIGTERM")
+    expect(bed.identity() is None, "the socket is still there after SIGTERM")
     left = bed.csi_node.wait(False, stopped) - stopped
     return f"socket after {socket - agent.started:.2f} s; SIGTERM: exit 0, CSINode without it after {left:.2f} s"
 
@@ -139,14 +139,14 @@ def stale_socket(bed: Bed) -> str:
     bed.csi_node.wait(False)
     script = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen()"
     subprocess.run([sys.executable, "-c", script, bed.socket], check=True)
-    dead = bed.inode()
+    dead = bed.identity()
     expect(dead, "no dead socket to start from")
     time.sleep(2)  # the kubelet has begun to dial it
     agent = bed.start_agent(fresh=True)
     # The kubelet dials the dead one for 10 s and then pauses for that path.
     took = bed.csi_node.wait(True, agent.started) - agent.started
     replaced = bed.folder.wait("shown", agent.started) - agent.started
-    expect(bed.inode() != dead, "the dead socket is still at the path")
+    expect(bed.identity() != dead, "the dead socket is still at the path")
     expect(replaced < 5, f"replaced only after {replaced:.2f} s")
     return f"replaced after {replaced:.2f} s, CSINode after {took:.2f} s"
 
@@ -223,7 +223,7 @@ def staged_volume(bed: Bed) -> str:
 @check()
 def two_errors_deregister(bed: Bed) -> str:
     """The second ERROR takes the driver away, a new pod says why it waits, and OK brings both."""
-    decided = bed.health.fail(lambda: expect(bed.inode(), "one ERROR was enough"))
+    decided = bed.health.fail(lambda: expect(bed.identity(), "one ERROR was enough"))
     gone = bed.folder.wait("gone", decided - 1) - decided
     left = bed.csi_node.wait(False, decided - 1) - decided
     expect(gone > -0.05, f"the socket was gone {-gone:.2f} s before the second ERROR")
@@ -231,7 +231,7 @@ def two_errors_deregister(bed: Bed) -> str:
     expect(bed.agent.http("/registered") != 200, "/registered says 200 while withdrawn")
     with bed.pod("waits"):
         bed.wait_event("waits", NOT_REGISTERED)
-        expect(not bed.inode(), "the socket is back without an OK")
+        expect(bed.identity() is None, "the socket is back without an OK")
         first = bed.health.recover()
         shown_after = bed.folder.wait("shown", first) - first
         back = bed.csi_node.wait(True, first) - first
@@ -342,7 +342,7 @@ def stale_health_file(bed: Bed) -> str:
 @check(health=False)
 def kubelet_restart_registered(bed: Bed) -> str:
     """A new kubelet finds the socket that is there."""
-    inode, calls = bed.inode(), bed.calls_of("NodeGetInfo")
+    before, calls = bed.identity(), bed.calls_of("NodeGetInfo")
     then = time.monotonic()
     with bed.without("kubelet"):
         pass
@@ -350,7 +350,7 @@ def kubelet_restart_registered(bed: Bed) -> str:
     wait_until("the new kubelet asks the driver", lambda: bed.calls_of("NodeGetInfo") > calls)
     asked = time.monotonic() - up
     bed.csi_node.wait(True)
-    expect(bed.inode() == inode, "the socket was replaced")
+    expect(bed.identity() == before, "the socket was replaced")
     expect(not bed.folder.since(then), f"the socket changed: {shown(bed.folder.since(then), then)}")
     mounted = mounts(bed, "after-kubelet")
     return f"asked {asked:.1f} s after its start, {bed.csi_node.removals(then)} removals, a pod runs after {mounted:.1f} s"
@@ -372,13 +372,13 @@ def kubelet_restart_deregistered(bed: Bed) -> str:
 @check()
 def kubelet_down_meanwhile(bed: Bed) -> str:
     """The kubelet misses a whole withdrawal: after its start everything is right."""
-    then, inode, calls = time.monotonic(), bed.inode(), bed.calls_of("NodeGetInfo")
+    then, before, calls = time.monotonic(), bed.identity(), bed.calls_of("NodeGetInfo")
     with bed.without("kubelet"):
         decided = bed.health.fail()
         gone = bed.folder.wait("gone", decided - 1) - decided
         first = bed.health.recover()
         bed.folder.wait("shown", first)
-    expect(bed.inode() not in (0, inode), "no new socket at the path")
+    expect(bed.identity() not in (None, before), "no new socket at the path")
     bed.csi_node.wait(True)
     bed.agent.wait_http("/registered", 200)
     expect(bed.calls_of("NodeGetInfo") > calls, "the driver was never asked")
@@ -390,11 +390,11 @@ def kubelet_down_meanwhile(bed: Bed) -> str:
 @check(health=False)
 def agent_killed_registered(bed: Bed) -> str:
     """An agent that crashed and is started again costs one re-registration at most."""
-    old = bed.inode()
+    old = bed.identity()
     then = time.monotonic()
     bed.agent.send(signal.SIGKILL)
     time.sleep(1)
-    expect(bed.inode() == old, "SIGKILL took the socket away, which nothing should have")
+    expect(bed.identity() == old, "SIGKILL took the socket away, which nothing should have")
     agent = bed.start_agent()
     shown_after = bed.folder.wait("shown", agent.started) - agent.started
     if bed.has_health:
@@ -402,7 +402,7 @@ def agent_killed_registered(bed: Bed) -> str:
     time.sleep(3)  # the kubelet's reconciler has had its turns
     bed.csi_node.wait(True)
     removals = bed.csi_node.removals(then)
-    expect(bed.inode() != old, "the dead socket is still at the path")
+    expect(bed.identity() != old, "the dead socket is still at the path")
     expect(removals <= 1, f"{removals} removals: {shown(bed.csi_node.since(then), then)}")
     return f"socket {shown_after:.2f} s after the start, {removals} removals"
 
@@ -415,7 +415,7 @@ def agent_killed_unhealthy(bed: Bed) -> str:
     bed.agent.send(signal.SIGKILL)
     agent = bed.start_agent()
     stays(bed, then, "restarted while unhealthy", QUIET)
-    expect(not bed.inode(), "the socket is there")
+    expect(bed.identity() is None, "the socket is there")
     agent.wait_http("/healthz", 200)
     # The file that said it may be gone, too: then nothing is known, and the verdict holds.
     bed.health.path.unlink()
@@ -445,19 +445,19 @@ def state_folder_is_made(bed: Bed) -> str:
 @check()
 def surge_update(bed: Bed) -> str:
     """A second agent takes over; the first stands by, and leaves the successor's socket alone when it ends."""
-    first, old, then = bed.agent, bed.inode(), time.monotonic()
+    first, old, then = bed.agent, bed.identity(), time.monotonic()
     second = bed.start_agent()
     taken = bed.folder.wait("shown", second.started) - second.started
-    new = bed.inode()
+    new = bed.identity()
     expect(new != old, "the socket is still the first agent's")
     second.wait_http("/registered", 200)
     time.sleep(QUIET)
-    expect(bed.inode() == new, "the agents publish over each other")
+    expect(bed.identity() == new, "the agents publish over each other")
     first.wait_http("/healthz", 200)
     code = first.send(signal.SIGTERM)
     expect(code == 0, f"the first agent's exit code is {code}")
     time.sleep(3)
-    expect(bed.inode() == new, "the first agent took the second's socket away")
+    expect(bed.identity() == new, "the first agent took the second's socket away")
     bed.csi_node.wait(True)
     second.wait_http("/registered", 200)
     removals = bed.csi_node.removals(then)
@@ -473,10 +473,10 @@ def successor_dies(bed: Bed) -> str:
     bed.folder.wait("shown", second.started)
     second.wait_http("/registered", 200)
     time.sleep(3)
-    successor, then = bed.inode(), time.monotonic()
+    successor, then = bed.identity(), time.monotonic()
     second.send(signal.SIGKILL)
     taken = bed.folder.wait("shown", then) - then
-    expect(bed.inode() not in (0, successor), "the dead socket is still at the path")
+    expect(bed.identity() not in (None, successor), "the dead socket is still at the path")
     bed.csi_node.wait(True)
     first.wait_http("/registered", 200)
     time.sleep(3)
@@ -575,11 +575,11 @@ def container_killed(bed: Bed) -> str:
     with sidecar(bed, "killed") as pod:
         bed.csi_node.wait(True, pod.started)
         pod.wait_ready()
-        old, then = bed.inode(), time.monotonic()
+        old, then = bed.identity(), time.monotonic()
         os.kill(pod.pid(), signal.SIGKILL)
         shown_after = bed.folder.wait("shown", then) - then
         ready = pod.wait_ready(restarts=1) - then
-        expect(bed.inode() not in (0, old), "the dead socket is still at the path")
+        expect(bed.identity() not in (None, old), "the dead socket is still at the path")
         code = pod.container()["lastState"]["terminated"]["exitCode"]
         expect(code == 137, f"exit code {code} after SIGKILL")
         if bed.has_health:
@@ -606,7 +606,7 @@ def container_deleted(bed: Bed) -> str:
         took = time.monotonic() - then
         gone = bed.folder.wait("gone", then) - then
         left = bed.csi_node.wait(False, then) - then
-        expect(not bed.inode(), "the socket is still there")
+        expect(bed.identity() is None, "the socket is still there")
         statuses = {status["name"]: status["state"] for status in last["status"]["containerStatuses"]}
         ended = statuses["node-driver-registrar"].get("terminated")
         expect(ended and ended["exitCode"] == 0, f"the registrar's last state: {statuses['node-driver-registrar']}")

@@ -81,7 +81,7 @@ def starts(bed: Bed, table: Table, name: str, rounds: int, *, health: bool) -> N
         agent = bed.start_agent(health=health, fresh=True)
         samples.append(bed.folder.wait("shown", agent.started) - agent.started)
         agent.send(signal.SIGTERM)
-        wait_until("the socket gone", lambda: not bed.inode())
+        wait_until("the socket gone", lambda: not bed.identity())
     table.row(f"{name}: started -> socket shown", samples)
 
 

@@ -119,12 +119,14 @@ impl Bed {
         Agent::start(self.watching_command(flags), self.at("agent.log"))
     }
 
-    pub fn inode(&self) -> Option<u64> {
-        fs::symlink_metadata(self.registration_socket()).ok().map(|metadata| metadata.ino())
+    /// Which registration socket is there, if any: its inode, which the next one may be given again, and its birth.
+    pub fn identity(&self) -> Option<(u64, i64, i64)> {
+        let socket = fs::symlink_metadata(self.registration_socket()).ok()?;
+        Some((socket.ino(), socket.mtime(), socket.mtime_nsec()))
     }
 
     pub fn shown(&self) -> bool {
-        self.inode().is_some()
+        self.identity().is_some()
     }
 
     /// The folder's entries, for whoever must not have left any.
