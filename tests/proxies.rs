@@ -61,7 +61,8 @@ impl Bed {
             driver_socket: self.driver_socket(),
             allowed: BTreeSet::from([uid]),
         };
-        Proxy::listen(settings).unwrap().serve(Metrics::new(), &self.parts, self.parts.stop().child_token());
+        let (parts, stop) = (&self.parts, self.parts.stop().child_token());
+        Proxy::listen(settings).unwrap().serve(Metrics::new(), parts, parts, stop);
     }
 
     fn driver(&self) -> Driver {

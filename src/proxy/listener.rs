@@ -1,7 +1,8 @@
 //! The proxy socket: beside the driver's, root's alone, and put back when it is lost.
 
+use super::answer::refuse;
 use super::downstream;
-use super::forward::{End, forward};
+use super::forward::{End, Incoming, forward};
 use super::upstream::Upstream;
 use crate::grpc::code;
 use crate::metrics::Metrics;
@@ -63,10 +64,11 @@ impl Proxy {
         Ok(Self { settings, listener, id })
     }
 
-    /// Serves until `stop`; then the socket goes, no call is taken any more, and those in flight go on.
-    pub fn serve(self, metrics: Metrics, parts: &Parts, stop: CancellationToken) {
-        let upstream = Upstream::new(&self.settings.driver_socket, parts);
-        let callers = Callers { upstream, metrics, allowed: self.settings.allowed, parts: parts.clone(), stop };
+    /// Serves until `stop`; then the socket goes, no call is taken any more, and those in flight go on. Connections and calls run
+    /// among `connections`.
+    pub fn serve(self, metrics: Metrics, parts: &Parts, connections: &Parts, stop: CancellationToken) {
+        let upstream = Upstream::new(&self.settings.driver_socket, connections);
+        let callers = Callers { upstream, metrics, allowed: self.settings.allowed, parts: connections.clone(), stop };
         let mut place =
             Place { socket: self.settings.socket, listener: self.listener, id: self.id, quiet: Quiet::default() };
         parts.spawn("proxy", async move {
@@ -164,7 +166,7 @@ impl Callers {
             let status = Status::new(Code::PermissionDenied, self.refusal(uid));
             warn!(peer.uid = uid, "a caller on the proxy socket is refused: {}", status.message());
             drop(self.parts.spawn_connection(downstream::serve(stream, parts, stop, move |_, respond| {
-                downstream::refuse_all(respond, status.clone())
+                refuse_all(respond, status.clone())
             })));
             return;
         }
@@ -194,14 +196,21 @@ impl Callers {
 /// One call, counted, and told at `--v=4` by method, code and time; never a payload, which may carry secrets.
 async fn one_call(
     request: Request<RecvStream>,
-    respond: SendResponse<Bytes>,
+    mut respond: SendResponse<Bytes>,
     upstream: Upstream,
     metrics: Metrics,
 ) -> End {
     let (began, _held, target) = (Instant::now(), metrics.proxied_call(), request.uri().clone());
-    let end = forward(request, respond, &upstream).await;
+    let (head, body) = request.into_parts();
+    let call = Incoming { head, gathered: Bytes::new(), body, arrived: began };
+    let end = forward(call, &mut respond, &upstream, None).await;
     let (code, took) = (end.code(), began.elapsed());
     metrics.observe_proxied(target.path(), code, took);
     debug!(grpc.method = target.path(), grpc.code = code::name(code), ?took, "GRPC proxied call");
     end
+}
+
+/// Answers every call on the connection with the same refusal.
+async fn refuse_all(mut respond: SendResponse<Bytes>, status: Status) -> End {
+    refuse(&mut respond, &status)
 }

@@ -4,9 +4,11 @@
 //! driver, `forward.rs` one call, `answer.rs` what we say ourselves when the driver cannot.
 
 mod answer;
+mod body;
 mod downstream;
 mod forward;
 pub mod listener;
+mod message;
 mod timeout;
 mod upstream;
 
