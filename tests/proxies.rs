@@ -5,7 +5,11 @@
 use bytes::Bytes;
 use csi_warden::metrics::Metrics;
 use csi_warden::parts::Parts;
+use csi_warden::policy::fence::RefusalCode;
+use csi_warden::policy::volumes::{Completeness, VolumeTable};
+use csi_warden::proxy::gate::Gate;
 use csi_warden::proxy::listener::{Proxy, ProxySettings};
+use csi_warden::proxy::volumes::Volumes;
 use csi_warden::registration::socket::SocketPath;
 use h2::client::SendRequest;
 use h2::server::SendResponse;
@@ -16,7 +20,7 @@ use std::future::poll_fn;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -62,7 +66,9 @@ impl Bed {
             allowed: BTreeSet::from([uid]),
         };
         let (parts, stop) = (&self.parts, self.parts.stop().child_token());
-        Proxy::listen(settings).unwrap().serve(Metrics::new(), parts, parts, stop);
+        let table = VolumeTable::new(Completeness::Complete);
+        let gate = Gate::new("x", RefusalCode::Auto, watch::channel(None).1, Volumes::new(table), Metrics::new());
+        Proxy::listen(settings).unwrap().serve(gate, Metrics::new(), parts, parts, stop);
     }
 
     fn driver(&self) -> Driver {

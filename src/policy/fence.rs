@@ -41,6 +41,17 @@ impl VolumeMethod {
             _ => None,
         }
     }
+
+    /// The method's name, as in metrics and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stage => "NodeStageVolume",
+            Self::Unstage => "NodeUnstageVolume",
+            Self::Publish => "NodePublishVolume",
+            Self::Unpublish => "NodeUnpublishVolume",
+            Self::Expand => "NodeExpandVolume",
+        }
+    }
 }
 
 /// `--refusal-code`

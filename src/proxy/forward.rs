@@ -35,6 +35,14 @@ pub(super) enum End {
 }
 
 impl End {
+    /// The driver's word, if it gave one.
+    pub(super) fn word(self) -> Option<Code> {
+        match self {
+            Self::Status(code) => Some(code),
+            Self::Reset(_) | Self::Cancelled | Self::BrokeOff => None,
+        }
+    }
+
     /// The code that the caller made of it, as grpc-go does.
     pub(super) fn code(self) -> Code {
         match self {

@@ -3,10 +3,12 @@
 use super::answer::refuse;
 use super::downstream;
 use super::forward::{End, Incoming, forward};
+use super::gate::{Entry, Gate};
 use super::upstream::Upstream;
 use crate::grpc::code;
 use crate::metrics::Metrics;
 use crate::parts::{Fatal, Parts};
+use crate::policy::fence::VolumeMethod;
 use crate::quiet::Quiet;
 use crate::registration::socket::{FileId, Found, PublishError, SocketPath};
 use bytes::Bytes;
@@ -66,9 +68,10 @@ impl Proxy {
 
     /// Serves until `stop`; then the socket goes, no call is taken any more, and those in flight go on. Connections and calls run
     /// among `connections`.
-    pub fn serve(self, metrics: Metrics, parts: &Parts, connections: &Parts, stop: CancellationToken) {
+    pub fn serve(self, gate: Gate, metrics: Metrics, parts: &Parts, connections: &Parts, stop: CancellationToken) {
         let upstream = Upstream::new(&self.settings.driver_socket, connections);
-        let callers = Callers { upstream, metrics, allowed: self.settings.allowed, parts: connections.clone(), stop };
+        let callers =
+            Callers { upstream, gate, metrics, allowed: self.settings.allowed, parts: connections.clone(), stop };
         let mut place =
             Place { socket: self.settings.socket, listener: self.listener, id: self.id, quiet: Quiet::default() };
         parts.spawn("proxy", async move {
@@ -152,6 +155,7 @@ async fn is_dead(path: &Path) -> bool {
 #[derive(Clone)]
 struct Callers {
     upstream: Upstream,
+    gate: Gate,
     metrics: Metrics,
     allowed: AllowedUids,
     parts: Parts,
@@ -170,10 +174,9 @@ impl Callers {
             })));
             return;
         }
-        let (upstream, metrics, held) = (self.upstream.clone(), self.metrics.clone(), self.metrics.proxy_connection());
-        let served = downstream::serve(stream, parts, stop, move |request, respond| {
-            one_call(request, respond, upstream.clone(), metrics.clone())
-        });
+        let (callers, held) = (self.clone(), self.metrics.proxy_connection());
+        let served =
+            downstream::serve(stream, parts, stop, move |request, respond| one_call(request, respond, callers.clone()));
         drop(self.parts.spawn_connection(async move {
             let _held = held;
             served.await;
@@ -194,16 +197,23 @@ impl Callers {
 }
 
 /// One call, counted, and told at `--v=4` by method, code and time; never a payload, which may carry secrets.
-async fn one_call(
-    request: Request<RecvStream>,
-    mut respond: SendResponse<Bytes>,
-    upstream: Upstream,
-    metrics: Metrics,
-) -> End {
+async fn one_call(request: Request<RecvStream>, mut respond: SendResponse<Bytes>, callers: Callers) -> End {
+    let Callers { upstream, gate, metrics, .. } = callers;
     let (began, _held, target) = (Instant::now(), metrics.proxied_call(), request.uri().clone());
-    let (head, body) = request.into_parts();
-    let call = Incoming { head, gathered: Bytes::new(), body, arrived: began };
+    let (head, mut body) = request.into_parts();
+    let (gathered, ticket) = match VolumeMethod::of(target.path()) {
+        None => (Bytes::new(), None),
+        Some(method) => match gate.enter(method, &mut body).await {
+            Entry::Pass(gathered, ticket) => (gathered, Some(ticket)),
+            Entry::Refuse(status) => return refuse(&mut respond, &status),
+            Entry::HungUp => return End::Cancelled,
+        },
+    };
+    let call = Incoming { head, gathered, body, arrived: began };
     let end = forward(call, &mut respond, &upstream, None).await;
+    if let Some(ticket) = ticket {
+        ticket.end(end.word());
+    }
     let (code, took) = (end.code(), began.elapsed());
     metrics.observe_proxied(target.path(), code, took);
     debug!(grpc.method = target.path(), grpc.code = code::name(code), ?took, "GRPC proxied call");

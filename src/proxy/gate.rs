@@ -1,0 +1,261 @@
+//! What each call about a volume passes: the fence, and the table of volumes in use.
+
+use super::body::{Stopped, gather};
+use super::message;
+use super::volumes::Volumes;
+use crate::metrics::Metrics;
+use crate::policy::fence::{Fence, Judgement, RefusalCode, VolumeMethod, judge};
+use crate::policy::volumes::{CallId, End, VolumeCall};
+use crate::quiet::Quiet;
+use bytes::Bytes;
+use h2::RecvStream;
+use prost::Message;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+use tonic::{Code, Status};
+use tracing::warn;
+
+/// A new volume is on record before its call goes on, unless the disk is slower than this.
+const RECORD_PATIENCE: Duration = Duration::from_millis(200);
+
+/// Why new volumes are refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FenceUp {
+    /// What is broken, or who put it up and why.
+    pub reason: String,
+    /// Since when.
+    pub since: Instant,
+    /// The same by the wall clock.
+    pub since_utc: String,
+}
+
+/// Judges calls about volumes. Clones are handles to the same one.
+#[derive(Debug, Clone)]
+pub struct Gate(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    driver_name: String,
+    refusal_code: RefusalCode,
+    fence: watch::Receiver<Option<FenceUp>>,
+    volumes: Volumes,
+    metrics: Metrics,
+    quiet: Mutex<Quiet>,
+}
+
+/// What the gate says.
+pub(super) enum Entry {
+    /// The call goes on; what was read of its body goes first.
+    Pass(Bytes, Ticket),
+    /// It does not.
+    Refuse(Status),
+    /// The caller hung up.
+    HungUp,
+}
+
+/// A call on its way. Dropped without a word, its answer counts as lost.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    volumes: Volumes,
+    call: Option<CallId>,
+}
+
+impl Ticket {
+    /// The call has ended, if the driver said how.
+    pub(super) fn end(mut self, code: Option<Code>) {
+        self.leave(code.map_or(End::Lost, |code| End::Code(code.into())));
+    }
+
+    fn leave(&mut self, end: End) {
+        if let Some(call) = self.call.take() {
+            self.volumes.change(|table| table.end(call, end));
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.leave(End::Lost);
+    }
+}
+
+impl Gate {
+    /// Follows the volumes in `volumes`, and refuses new ones while there is a fence.
+    pub fn new(
+        driver_name: &str,
+        refusal_code: RefusalCode,
+        fence: watch::Receiver<Option<FenceUp>>,
+        volumes: Volumes,
+        metrics: Metrics,
+    ) -> Self {
+        let (driver_name, quiet) = (driver_name.to_owned(), Mutex::default());
+        Self(Arc::new(Shared { driver_name, refusal_code, fence, volumes, metrics, quiet }))
+    }
+
+    /// A call about a volume wants to pass.
+    pub(super) async fn enter(&self, method: VolumeMethod, body: &mut RecvStream) -> Entry {
+        let gathered = match gather(body, |_| false).await {
+            Ok(gathered) => gathered,
+            Err(Stopped::HungUp | Stopped::Broken(_)) => return Entry::HungUp,
+        };
+        let call = message::first(&gathered).and_then(|message| decode(method, &message));
+        if let Some(status) = self.refusal(method, call.as_ref()) {
+            return Entry::Refuse(status);
+        }
+        let volumes = &self.0.volumes;
+        let id = volumes.change(|table| match &call {
+            Some(call) => Some(table.begin(call)),
+            None => {
+                table.undecodable();
+                None
+            }
+        });
+        let ticket = Ticket { volumes: volumes.clone(), call: id };
+        if matches!(method, VolumeMethod::Stage | VolumeMethod::Publish) {
+            // If we died between the mount and the record, nobody would know of the volume.
+            drop(timeout(RECORD_PATIENCE, volumes.recorded()).await);
+        }
+        Entry::Pass(gathered, ticket)
+    }
+
+    fn refusal(&self, method: VolumeMethod, call: Option<&VolumeCall>) -> Option<Status> {
+        let shared = &self.0;
+        let up = shared.fence.borrow().clone()?;
+        let fence = Fence {
+            driver: &shared.driver_name,
+            reason: &up.reason,
+            since_utc: Some(&up.since_utc),
+            for_so_long: up.since.elapsed(),
+        };
+        let judged = shared.volumes.look(|table| judge(method, call, &fence, table, shared.refusal_code));
+        match judged {
+            Judgement::Pass => None,
+            Judgement::Refuse { code, message } => {
+                shared.metrics.count_fence_refusal(method.name());
+                let mut quiet = shared.quiet.lock().unwrap_or_else(PoisonError::into_inner);
+                if quiet.begin_or_repeat(&up.reason, Instant::now()) {
+                    warn!(
+                        driver.name = shared.driver_name,
+                        grpc.method = method.name(),
+                        "a call is refused: {message}"
+                    );
+                }
+                Some(Status::new(Code::from_i32(code.number()), message))
+            }
+        }
+    }
+}
+
+/// What is needed of the requests; secrets are skipped, not read.
+#[derive(Message)]
+struct FirstTwo {
+    #[prost(string, tag = "1")]
+    volume_id: String,
+    #[prost(string, tag = "2")]
+    path: String,
+}
+
+#[derive(Message)]
+struct OfStage {
+    #[prost(string, tag = "1")]
+    volume_id: String,
+    #[prost(string, tag = "3")]
+    staging_target_path: String,
+}
+
+#[derive(Message)]
+struct OfPublish {
+    #[prost(string, tag = "1")]
+    volume_id: String,
+    #[prost(string, tag = "4")]
+    target_path: String,
+}
+
+#[derive(Message)]
+struct OfExpand {
+    #[prost(string, tag = "1")]
+    volume_id: String,
+}
+
+fn decode(method: VolumeMethod, message: &Bytes) -> Option<VolumeCall> {
+    let message = message.clone();
+    Some(match method {
+        VolumeMethod::Stage => {
+            let OfStage { volume_id: volume, staging_target_path: path } = OfStage::decode(message).ok()?;
+            VolumeCall::Stage { volume, path }
+        }
+        VolumeMethod::Unstage => {
+            let FirstTwo { volume_id: volume, path } = FirstTwo::decode(message).ok()?;
+            VolumeCall::Unstage { volume, path }
+        }
+        VolumeMethod::Publish => {
+            let OfPublish { volume_id: volume, target_path: target } = OfPublish::decode(message).ok()?;
+            VolumeCall::Publish { volume, target }
+        }
+        VolumeMethod::Unpublish => {
+            let FirstTwo { volume_id: volume, path: target } = FirstTwo::decode(message).ok()?;
+            VolumeCall::Unpublish { volume, target }
+        }
+        VolumeMethod::Expand => VolumeCall::Expand { volume: OfExpand::decode(message).ok()?.volume_id },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::csi;
+
+    #[test]
+    fn each_request_gives_its_volume_and_its_path() {
+        let (volume, path) = ("vol-1".to_owned(), "/somewhere".to_owned());
+        let secrets = std::collections::HashMap::from([("key".to_owned(), "hidden".to_owned())]);
+        let stage = csi::NodeStageVolumeRequest {
+            volume_id: volume.clone(),
+            staging_target_path: path.clone(),
+            secrets: secrets.clone(),
+            ..Default::default()
+        };
+        let publish = csi::NodePublishVolumeRequest {
+            volume_id: volume.clone(),
+            staging_target_path: "/staging".to_owned(),
+            target_path: path.clone(),
+            secrets,
+            ..Default::default()
+        };
+        let unstage = csi::NodeUnstageVolumeRequest { volume_id: volume.clone(), staging_target_path: path.clone() };
+        let unpublish = csi::NodeUnpublishVolumeRequest { volume_id: volume.clone(), target_path: path.clone() };
+        let expand = csi::NodeExpandVolumeRequest { volume_id: volume.clone(), ..Default::default() };
+        for (method, message, call) in [
+            (
+                VolumeMethod::Stage,
+                stage.encode_to_vec(),
+                VolumeCall::Stage { volume: volume.clone(), path: path.clone() },
+            ),
+            (
+                VolumeMethod::Unstage,
+                unstage.encode_to_vec(),
+                VolumeCall::Unstage { volume: volume.clone(), path: path.clone() },
+            ),
+            (
+                VolumeMethod::Publish,
+                publish.encode_to_vec(),
+                VolumeCall::Publish { volume: volume.clone(), target: path.clone() },
+            ),
+            (
+                VolumeMethod::Unpublish,
+                unpublish.encode_to_vec(),
+                VolumeCall::Unpublish { volume: volume.clone(), target: path },
+            ),
+            (VolumeMethod::Expand, expand.encode_to_vec(), VolumeCall::Expand { volume }),
+        ] {
+            assert_eq!(decode(method, &Bytes::from(message)), Some(call));
+        }
+    }
+
+    #[test]
+    fn what_is_no_request_is_not_understood() {
+        assert_eq!(decode(VolumeMethod::Stage, &Bytes::from_static(b"\x0a\xff")), None);
+    }
+}
