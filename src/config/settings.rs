@@ -8,6 +8,7 @@ pub use super::typed::{Typed, TypedFile};
 use super::watched::{Defaults, Watched};
 use crate::policy::damping::Hold;
 use crate::policy::probe_verdict::Thresholds;
+use crate::policy::reaction::Reaction;
 use crate::registration::socket::MAX_SOCKET_PATH_BYTES;
 use rustix::fs::{Access, access};
 use std::io;
@@ -79,15 +80,6 @@ pub struct Health {
     pub start_grace: Duration,
     /// `--on-unhealthy`.
     pub reaction: Reaction,
-}
-
-/// `--on-unhealthy`: what an unhealthy verdict does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reaction {
-    /// Tell, and touch nothing.
-    Observe,
-    /// Withdraw the registration socket.
-    Deregister,
 }
 
 impl Settings {
