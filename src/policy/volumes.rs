@@ -387,6 +387,11 @@ impl VolumeTable {
         self.leave_gap(Gap::Undecodable);
     }
 
+    /// Calls go to the driver without us from now on.
+    pub fn not_followed(&mut self) {
+        self.leave_gap(Gap::NotFollowed);
+    }
+
     /// Whether it has every volume.
     pub fn completeness(&self) -> Completeness {
         self.completeness
