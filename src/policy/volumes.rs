@@ -449,6 +449,16 @@ impl VolumeTable {
         std::mem::take(&mut self.dirty)
     }
 
+    /// Whether there is something to write.
+    pub fn is_dirty(&self) -> bool {
+        self.dirty
+    }
+
+    /// What was taken as written was not.
+    pub fn mark_dirty(&mut self) {
+        self.dirty = true;
+    }
+
     fn insert(&mut self, place: Place) {
         if !self.has_room(&place.volume, Some((place.kind, &place.path))) {
             self.leave_gap(Gap::Full);
