@@ -13,15 +13,16 @@ use crate::policy::admission::{Admission, Evidence};
 use crate::policy::health::{Change, HealthPolicy};
 use crate::policy::outcome::{Health, Outcome};
 use crate::policy::reaction::{Facts, Override, ReactionPolicy, Rules};
-use crate::policy::volumes::InUse;
+use crate::policy::volumes::{InUse, VolumeTable};
 use crate::probe::Probe;
 use crate::probe::csi::Csi;
 use crate::probe::exec::Exec;
 use crate::probe::health_file::HealthFile;
 use crate::probe::lane::Lane;
 use crate::probe::runner::{Report, RunnerId, Schedule, run_rounds};
-use crate::quiet::Quiet;
 use crate::proxy::gate::FenceUp;
+use crate::proxy::volumes::Volumes;
+use crate::quiet::Quiet;
 use crate::state_file::StateFile;
 use crate::status::order::{FenceOrder, Ordered};
 use std::error::Error;
@@ -73,8 +74,8 @@ struct Runner {
 pub(super) struct Heard {
     /// Other probes, after a change of the settings.
     pub(super) changes: mpsc::Receiver<Watched>,
-    /// Whether volumes are in use.
-    pub(super) in_use: watch::Receiver<InUse>,
+    /// Volumes in use.
+    pub(super) volumes: Volumes,
     /// An operator's word.
     pub(super) orders: mpsc::Receiver<Ordered>,
 }
@@ -145,7 +146,7 @@ impl HealthPart {
         };
         part.run_probes(watched.probes);
         part.metrics.set_verdict(part.policy.health());
-        part.decide(*heard.in_use.borrow());
+        part.decide(heard.volumes.look(VolumeTable::in_use));
         part.show();
         parts.spawn("health", part.run(received, heard));
         Told { admission, fence, view: seen }
@@ -203,7 +204,8 @@ impl HealthPart {
     }
 
     async fn run(mut self, mut received: mpsc::Receiver<Report>, heard: Heard) -> Result<(), Fatal> {
-        let Heard { mut changes, mut in_use, mut orders } = heard;
+        let Heard { mut changes, volumes, mut orders } = heard;
+        let mut volume_changes = volumes.changes();
         let stop = self.parts.stop().clone();
         loop {
             let deadline = self.deadline();
@@ -216,7 +218,7 @@ impl HealthPart {
                     self.obey(ordered);
                     None
                 }
-                Ok(()) = in_use.changed() => None,
+                Ok(()) = volume_changes.changed() => None,
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                     self.policy.poll(Instant::now().into_std())
                 }
@@ -225,8 +227,8 @@ impl HealthPart {
                 self.tell(change);
             }
             // The socket first, the state after: a slow disk must not delay the kubelet.
-            let volumes = *in_use.borrow_and_update();
-            self.decide(volumes);
+            volume_changes.mark_unchanged();
+            self.decide(volumes.look(VolumeTable::in_use));
             self.show();
             if change.is_some() {
                 self.save().await;
@@ -286,18 +288,16 @@ impl HealthPart {
                 warn!(by = ordered.by, "override ended: health decides about the fence again");
                 Ok(())
             }
-            FenceOrder::Force { forced, lasts, reason } => {
-                Override::new(forced, lasts, &reason, now).map(|forced| {
-                    warn!(
-                        by = ordered.by,
-                        fence = forced.forced.name(),
-                        lasts = ?lasts,
-                        reason = forced.reason,
-                        "override: an operator decides about the fence"
-                    );
-                    self.reactions.force(Some(forced));
-                })
-            }
+            FenceOrder::Force { forced, lasts, reason } => Override::new(forced, lasts, &reason, now).map(|forced| {
+                warn!(
+                    by = ordered.by,
+                    fence = forced.forced.name(),
+                    lasts = ?lasts,
+                    reason = forced.reason,
+                    "override: an operator decides about the fence"
+                );
+                self.reactions.force(Some(forced));
+            }),
         };
         // Whoever asked may have gone.
         ordered.answer.send(done).ok();

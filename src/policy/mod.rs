@@ -4,6 +4,7 @@ pub mod admission;
 pub mod backoff;
 pub mod damping;
 pub mod fence;
+pub mod followed;
 pub mod group;
 pub mod health;
 pub mod health_file;

@@ -387,6 +387,11 @@ impl VolumeTable {
         self.leave_gap(Gap::Undecodable);
     }
 
+    /// Calls go to the driver without us from now on.
+    pub fn not_followed(&mut self) {
+        self.leave_gap(Gap::NotFollowed);
+    }
+
     /// Whether it has every volume.
     pub fn completeness(&self) -> Completeness {
         self.completeness
@@ -442,6 +447,16 @@ impl VolumeTable {
     /// Whether [`Self::places`] or the completeness changed since this was asked last.
     pub fn take_dirty(&mut self) -> bool {
         std::mem::take(&mut self.dirty)
+    }
+
+    /// Whether there is something to write.
+    pub fn is_dirty(&self) -> bool {
+        self.dirty
+    }
+
+    /// What was taken as written was not.
+    pub fn mark_dirty(&mut self) {
+        self.dirty = true;
     }
 
     fn insert(&mut self, place: Place) {

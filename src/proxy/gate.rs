@@ -2,23 +2,19 @@
 
 use super::body::{Stopped, gather};
 use super::message;
-use super::volumes::Volumes;
+use super::volumes::{CallUnderWay, Volumes};
 use crate::metrics::Metrics;
 use crate::policy::fence::{Fence, Judgement, RefusalCode, VolumeMethod, judge};
-use crate::policy::volumes::{CallId, End, VolumeCall};
+use crate::policy::volumes::{VolumeCall, VolumeTable};
 use crate::quiet::Quiet;
 use bytes::Bytes;
 use h2::RecvStream;
 use prost::Message;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use tonic::{Code, Status};
 use tracing::warn;
-
-/// A new volume is on record before its call goes on, unless the disk is slower than this.
-const RECORD_PATIENCE: Duration = Duration::from_millis(200);
 
 /// Why new volumes are refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,37 +44,11 @@ struct Shared {
 /// What the gate says.
 pub(super) enum Entry {
     /// The call goes on; what was read of its body goes first.
-    Pass(Bytes, Ticket),
+    Pass(Bytes, Option<CallUnderWay>),
     /// It does not.
     Refuse(Status),
     /// The caller hung up.
     HungUp,
-}
-
-/// A call on its way. Dropped without a word, its answer counts as lost.
-#[derive(Debug)]
-pub(super) struct Ticket {
-    volumes: Volumes,
-    call: Option<CallId>,
-}
-
-impl Ticket {
-    /// The call has ended, if the driver said how.
-    pub(super) fn end(mut self, code: Option<Code>) {
-        self.leave(code.map_or(End::Lost, |code| End::Code(code.into())));
-    }
-
-    fn leave(&mut self, end: End) {
-        if let Some(call) = self.call.take() {
-            self.volumes.change(|table| table.end(call, end));
-        }
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        self.leave(End::Lost);
-    }
 }
 
 impl Gate {
@@ -104,20 +74,14 @@ impl Gate {
         if let Some(status) = self.refusal(method, call.as_ref()) {
             return Entry::Refuse(status);
         }
-        let volumes = &self.0.volumes;
-        let id = volumes.change(|table| match &call {
-            Some(call) => Some(table.begin(call)),
+        let under_way = match &call {
+            Some(call) => Some(self.0.volumes.begin(call)),
             None => {
-                table.undecodable();
+                self.0.volumes.change(VolumeTable::undecodable);
                 None
             }
-        });
-        let ticket = Ticket { volumes: volumes.clone(), call: id };
-        if matches!(method, VolumeMethod::Stage | VolumeMethod::Publish) {
-            // If we died between the mount and the record, nobody would know of the volume.
-            drop(timeout(RECORD_PATIENCE, volumes.recorded()).await);
-        }
-        Entry::Pass(gathered, ticket)
+        };
+        Entry::Pass(gathered, under_way)
     }
 
     fn refusal(&self, method: VolumeMethod, call: Option<&VolumeCall>) -> Option<Status> {

@@ -66,6 +66,11 @@ impl Proxy {
         Ok(Self { settings, listener, id })
     }
 
+    /// Where it listens.
+    pub fn socket(&self) -> &SocketPath {
+        &self.settings.socket
+    }
+
     /// Serves until `stop`; then the socket goes, no call is taken any more, and those in flight go on. Connections and calls run
     /// among `connections`.
     pub fn serve(self, gate: Gate, metrics: Metrics, parts: &Parts, connections: &Parts, stop: CancellationToken) {
@@ -201,18 +206,18 @@ async fn one_call(request: Request<RecvStream>, mut respond: SendResponse<Bytes>
     let Callers { upstream, gate, metrics, .. } = callers;
     let (began, _held, target) = (Instant::now(), metrics.proxied_call(), request.uri().clone());
     let (head, mut body) = request.into_parts();
-    let (gathered, ticket) = match VolumeMethod::of(target.path()) {
+    let (gathered, under_way) = match VolumeMethod::of(target.path()) {
         None => (Bytes::new(), None),
         Some(method) => match gate.enter(method, &mut body).await {
-            Entry::Pass(gathered, ticket) => (gathered, Some(ticket)),
+            Entry::Pass(gathered, under_way) => (gathered, under_way),
             Entry::Refuse(status) => return refuse(&mut respond, &status),
             Entry::HungUp => return End::Cancelled,
         },
     };
     let call = Incoming { head, gathered, body, arrived: began };
     let end = forward(call, &mut respond, &upstream, None).await;
-    if let Some(ticket) = ticket {
-        ticket.end(end.word());
+    if let (Some(under_way), Some(code)) = (under_way, end.word()) {
+        under_way.ended(code.into());
     }
     let (code, took) = (end.code(), began.elapsed());
     metrics.observe_proxied(target.path(), code, took);

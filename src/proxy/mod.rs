@@ -2,13 +2,14 @@
 //!
 //! `listener.rs` is the proxy socket, `downstream.rs` one connection of the kubelet's, `upstream.rs` the connections to the
 //! driver, `forward.rs` one call, `body.rs` what it carries, `gate.rs` the fence that calls about volumes pass, `volumes.rs` the volumes
-//! in use, `answer.rs` what we say ourselves when the driver cannot.
+//! in use, `kubelet_records.rs` what the kubelet has on disk of them, `answer.rs` what we say ourselves when the driver cannot.
 
 mod answer;
 mod body;
 mod downstream;
 mod forward;
 pub mod gate;
+pub mod kubelet_records;
 pub mod listener;
 mod message;
 mod timeout;
