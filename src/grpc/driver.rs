@@ -66,9 +66,11 @@ pub async fn stages(driver_socket: &Path, deadline: Duration) -> Result<bool, Ca
     let call = call(driver_socket, deadline, |connection| async move {
         let mut client = NodeClient::with_origin(connection, origin());
         let answer = client.node_get_capabilities(request(NodeGetCapabilitiesRequest {})).await?.into_inner();
-        Ok(answer.capabilities.iter().any(|capability| {
-            let Some(node_service_capability::Type::Rpc(rpc)) = capability.r#type;
-            rpc.r#type() == node_service_capability::rpc::Type::StageUnstageVolume
+        Ok(answer.capabilities.iter().any(|capability| match capability.r#type {
+            Some(node_service_capability::Type::Rpc(rpc)) => {
+                rpc.r#type() == node_service_capability::rpc::Type::StageUnstageVolume
+            }
+            None => false,
         }))
     });
     told(NODE_GET_CAPABILITIES, call).await
