@@ -2,7 +2,7 @@
 
 use super::Probe;
 use super::lane::Abandoned;
-use crate::policy::outcome::{Outcome, Reason, Severity};
+use crate::policy::outcome::{Outcome, Reason, Severity, with_detail};
 use process_wrap::tokio::{ChildWrapper, CommandWrap, KillOnDrop, ProcessSession};
 use std::ffi::OsString;
 use std::future;
@@ -87,7 +87,9 @@ pub async fn run(command: &Command, limit: Duration) -> Result<Outcome, Abandone
         Ok(Ok(status)) => match status.code() {
             Some(0) => Outcome::Success,
             Some(1) => Outcome::Failure(Reason::new("ExecFailed", text), Severity::Hard),
-            Some(code) => Outcome::Unknown(Reason::new("ExecUnknown", format!("{name} exited with {code}: {text}"))),
+            Some(code) => {
+                Outcome::Unknown(Reason::new("ExecUnknown", with_detail(format!("{name} exited with {code}"), &text)))
+            }
             None => Outcome::Unknown(Reason::new("ExecUnknown", format!("{name} was killed by a signal: {status}"))),
         },
         Ok(Err(error)) => Outcome::Unknown(Reason::new("ExecUnknown", format!("cannot wait for {name}: {error}"))),
@@ -177,6 +179,7 @@ mod tests {
         assert_eq!(said("exit 0", LONG).await, ("success".into(), String::new()));
         assert_eq!(said("echo; echo port 1 down; echo more; exit 1", LONG).await.1, "ExecFailed: port 1 down");
         assert_eq!(said("echo oops >&2; exit 7", LONG).await.1, "ExecUnknown: sh exited with 7: oops");
+        assert_eq!(said("exit 7", LONG).await.1, "ExecUnknown: sh exited with 7", "nothing dangles");
         assert_eq!(said("kill -9 $$", LONG).await.0, "unknown");
     }
 
