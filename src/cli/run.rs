@@ -5,6 +5,7 @@ use super::logging::LoggingFlags;
 use super::{COMMANDS, fail, print, usage};
 use crate::config::file::{self, ConfigFile, FileError, Problem};
 use crate::config::go_duration::GoDuration;
+use crate::config::go_integer::integer;
 use crate::config::settings::{self, Settings, SettingsErrors, Typed, TypedFile};
 use crate::config::watched::Watched;
 use crate::{daemon, shutdown, telemetry};
@@ -57,7 +58,7 @@ pub struct RunFlags {
     #[arg(long, value_name = "ADDR", default_value = "", hide_default_value = true, help_heading = "HTTP")]
     http_endpoint: String,
     /// Deprecated: as --http-endpoint=:PORT; 0: none
-    #[arg(long, value_name = "PORT", default_value = "0", allow_negative_numbers = true, help_heading = "HTTP")]
+    #[arg(long, value_name = "PORT", default_value = "0", allow_negative_numbers = true, value_parser = integer::<i64>, help_heading = "HTTP")]
     health_port: i64,
     /// Serve /debug/pprof/ on the HTTP address: what a Rust program can tell, and why not the rest
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set, help_heading = "HTTP")]
@@ -86,10 +87,10 @@ pub struct RunFlags {
     #[arg(long, value_name = "DURATION", default_value = "10m", help_heading = "Health")]
     health_dead_after: GoDuration,
     /// Failures in a row that make the driver unhealthy
-    #[arg(long, value_name = "N", default_value = "2", help_heading = "Health")]
+    #[arg(long, value_name = "N", default_value = "2", value_parser = integer::<u32>, help_heading = "Health")]
     failure_threshold: u32,
     /// Successes in a row that make it healthy again
-    #[arg(long, value_name = "N", default_value = "2", help_heading = "Health")]
+    #[arg(long, value_name = "N", default_value = "2", value_parser = integer::<u32>, help_heading = "Health")]
     success_threshold: u32,
     /// A failure is looked at again after this; writes of the same word within it count as one
     #[arg(long, value_name = "DURATION", default_value = "1s", help_heading = "Health")]

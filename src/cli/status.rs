@@ -1,8 +1,8 @@
 //! `csi-warden status`: asks a running agent over its status socket.
 
 use super::go_flags::{normalise, parse_bool};
-use super::look::{Look, line, wrapped};
-use super::run::RunFlags;
+use super::look::{Column, Look, fitting, line, row, titles, width, wrapped};
+use super::run::{Given, GivenError, RunFlags};
 use super::{USAGE, complain, fail, print, print_to_reader, usage};
 use crate::config::go_duration::GoDuration;
 use crate::status::next::shown;
@@ -26,6 +26,12 @@ use tokio::time::timeout;
 /// The agent answers from memory.
 const DEADLINE: Duration = Duration::from_secs(5);
 
+/// The names before what is known.
+const NAME_COLUMNS: usize = 14;
+
+/// A terminal of fewer columns has no room beside the names.
+const NARROW: usize = 30;
+
 /// Where an agent's state usually lies, if its own flags cannot be read.
 const USUAL_FOLDERS: [&str; 2] = ["/csi", "/run/csi"];
 
@@ -33,7 +39,7 @@ const USUAL_FOLDERS: [&str; 2] = ["/csi", "/run/csi"];
 #[derive(Debug, Parser)]
 #[command(name = "csi-warden status", args_override_self = true, max_term_width = 110)]
 pub struct StatusFlags {
-    /// The agent's status socket [default: found by the flags of process 1, else in /csi and /run/csi]
+    /// The agent's status socket [default: found by the flags and the settings file of process 1, else in /csi and /run/csi]
     #[arg(long, value_name = "PATH")]
     status_socket: Option<PathBuf>,
     /// table or json
@@ -97,7 +103,11 @@ fn run(flags: &StatusFlags) -> anyhow::Result<ExitCode> {
                 Ok((text, _)) if flags.output == "json" => print_to_reader(&text),
                 Ok((_, snapshot)) => print_to_reader(&format!("{clear}{}", table(&snapshot, look))),
                 // It may be restarting; whoever watches wants to see it come back.
-                Err(error) => print_to_reader(&format!("{clear}{error:#}")),
+                Err(error) => {
+                    let words = format!("{error:#}");
+                    let words = if look.terminal { wrapped(&words, look.columns).join("\n") } else { words };
+                    print_to_reader(&format!("{clear}{words}"))
+                }
             };
             if shown.is_err() {
                 return Ok(ExitCode::SUCCESS);
@@ -165,17 +175,30 @@ fn find_socket() -> anyhow::Result<PathBuf> {
 }
 
 fn flags_of_process_1() -> Option<RunFlags> {
-    let line = std::fs::read("/proc/1/cmdline").ok()?;
-    let mut arguments =
-        line.split(|byte| *byte == 0).filter(|word| !word.is_empty()).map(|word| OsStr::from_bytes(word).to_owned());
+    flags_of(&std::fs::read("/proc/1/cmdline").ok()?)
+}
+
+/// The flags of an agent with this command line, and what its settings file says besides.
+fn flags_of(command_line: &[u8]) -> Option<RunFlags> {
+    let mut arguments = command_line
+        .split(|byte| *byte == 0)
+        .filter(|word| !word.is_empty())
+        .map(|word| OsStr::from_bytes(word).to_owned());
     let program = arguments.next()?;
     let name = Path::new(&program).file_name()?.to_str()?;
     if !["csi-warden", "csi-node-driver-registrar"].contains(&name) {
         return None;
     }
     let arguments: Vec<OsString> = arguments.skip_while(|word| word == "run").collect();
-    let normalised = normalise(&RunFlags::command(), arguments);
-    RunFlags::try_parse_from(std::iter::once(program).chain(normalised.flags)).ok()
+    match Given::read(RunFlags::command(), arguments.iter().cloned()) {
+        Ok(given) => Some(given.flags),
+        Err(GivenError::Usage(_)) => None,
+        // The agent read it once, and goes on whatever becomes of it.
+        Err(GivenError::File(_)) => {
+            let flags = normalise(&RunFlags::command(), arguments).flags;
+            RunFlags::try_parse_from(std::iter::once(program).chain(flags)).ok()
+        }
+    }
 }
 
 fn sockets_in(folder: &Path) -> Vec<PathBuf> {
@@ -215,9 +238,15 @@ fn table(snapshot: &Snapshot, look: Look) -> String {
     lines.push(("next", snapshot.next.clone(), ""));
     let mut text = String::new();
     for (name, words, colour) in lines {
-        for (number, part) in wrapped(&words, look.columns.saturating_sub(14)).into_iter().enumerate() {
+        // Below the name where there is no room beside it.
+        let indent = if look.columns < NARROW { 2 } else { NAME_COLUMNS };
+        if look.columns < NARROW && !name.is_empty() {
+            line(&mut text, &look.cut(name));
+        }
+        for (number, part) in wrapped(&words, look.columns.saturating_sub(indent)).into_iter().enumerate() {
             let part = if colour.is_empty() { part } else { look.paint(&part, colour) };
-            line(&mut text, &format!("{:<14}{part}", if number == 0 { name } else { "" }));
+            let beside = if number == 0 && look.columns >= NARROW { name } else { "" };
+            line(&mut text, &format!("{beside:<indent$}{part}"));
         }
     }
     if !snapshot.probes.is_empty() {
@@ -228,14 +257,19 @@ fn table(snapshot: &Snapshot, look: Look) -> String {
 }
 
 fn probes(text: &mut String, probes: &[ProbeNow], look: Look) {
-    let name_width = probes.iter().map(|probe| probe.name.chars().count()).max().unwrap_or(0).clamp(5, 24);
-    line(
-        text,
-        &format!(
-            "{:<name_width$}  {:<11}  {:<7}  {:>6}  {:<9}  {:>6}",
-            "PROBE", "TYPE", "LAST", "AGE", "STREAK", "NEXT"
-        ),
-    );
+    let names = probes.iter().map(|probe| width(&probe.name)).max().unwrap_or(0).clamp(5, 24);
+    let left = |title, width, dispensable| Column { title, width, right: false, dispensable };
+    let right = |title, dispensable| Column { title, width: 6, right: true, dispensable };
+    let mut columns = [
+        left("PROBE", names, 0),
+        left("TYPE", 11, 4),
+        left("LAST", 7, 0),
+        right("AGE", 1),
+        left("STREAK", 9, 2),
+        right("NEXT", 3),
+    ];
+    let shown_columns = fitting(&mut columns, look.columns);
+    line(text, &look.cut(&titles(&columns, &shown_columns)));
     for probe in probes {
         let age = probe.age_seconds.map_or_else(|| "-".to_owned(), shown);
         let next = probe.next_in_seconds.map_or_else(|| "-".to_owned(), shown);
@@ -245,9 +279,15 @@ fn probes(text: &mut String, probes: &[ProbeNow], look: Look) {
             (bad, _) => format!("{bad}/{} bad", probe.failure_threshold),
         };
         let outcome = probe.outcome.as_deref().unwrap_or("-");
-        let painted = look.paint(&format!("{outcome:<7}"), outcome);
-        let name: String = probe.name.chars().take(name_width).collect();
-        line(text, &format!("{name:<name_width$}  {:<11}  {painted}  {age:>6}  {streak:<9}  {next:>6}", probe.r#type));
+        let cells = [
+            (probe.name.as_str(), None),
+            (probe.r#type.as_str(), None),
+            (outcome, Some(outcome)),
+            (age.as_str(), None),
+            (streak.as_str(), None),
+            (next.as_str(), None),
+        ];
+        line(text, &row(look, &columns, &shown_columns, &cells));
         if let Some(reason) = &probe.reason {
             let message = probe.message.as_deref().filter(|message| !message.is_empty());
             let words = message.map_or_else(|| reason.clone(), |message| format!("{reason}: {message}"));
@@ -332,9 +372,47 @@ mod tests {
     }
 
     #[test]
+    fn no_line_is_wider_than_the_terminal_whatever_is_in_it() {
+        let mut odd = snapshot();
+        odd.registration.trouble = Some(format!("{} 網路斷了", "/a/very/long/path".repeat(9)));
+        odd.probes[0].name = "a-name-of-more-than-24-characters".into();
+        odd.probes[0].message = Some("網路斷了".repeat(20));
+        for columns in 14..130 {
+            let shown = table(&odd, Look { terminal: true, colours: false, columns });
+            let widest = shown.lines().map(width).max().unwrap();
+            assert!(widest <= columns, "{columns}:\n{shown}");
+            let titles = shown.lines().find(|line| line.starts_with("PROBE")).unwrap();
+            assert_eq!(titles.contains("TYPE"), columns >= 61, "{columns}: {titles}");
+        }
+        let shown = table(&odd, Look { terminal: false, colours: false, columns: 40 });
+        assert!(shown.contains("a-name-of-m…  failure      3s  1/2 bad\n"), "{shown}");
+        assert!(shown.contains("\ndisk          success      3s  12 good"), "{shown}");
+    }
+
+    #[test]
     fn colours_are_for_terminals() {
         assert!(table(&snapshot(), Look { terminal: false, colours: true, columns: 80 }).contains("\x1b[32m"));
         assert!(!table(&snapshot(), Look { terminal: false, colours: false, columns: 80 }).contains('\x1b'));
+    }
+
+    #[test]
+    fn an_agents_socket_is_found_by_its_flags_and_its_settings_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = folder.path().join("warden.yaml");
+        let found = |arguments: &str| {
+            let line = format!("/csi-warden run --config={} {arguments}", config.display()).replace(' ', "\0");
+            let flags = flags_of(line.as_bytes()).unwrap();
+            (flags.named_status_socket(), flags.state_folder())
+        };
+        assert_eq!(found("--csi-address=/c/s"), (None, "/c".into()), "without the file");
+        std::fs::write(&config, "csiAddress: /file/csi.sock\n").unwrap();
+        assert_eq!(found(""), (None, "/file".into()));
+        assert_eq!(found("--csi-address=/typed/csi.sock"), (None, "/typed".into()));
+        std::fs::write(&config, "csiAddress: /file/csi.sock\nstateDir: /state\nstatusSocket: /own.sock\n").unwrap();
+        assert_eq!(found(""), (Some("/own.sock".into()), "/state".into()));
+        std::fs::write(&config, "stateDir: /state\nstartGrace: soon\n").unwrap();
+        assert_eq!(found(""), (None, "/state".into()), "what is wrong since the start says nothing");
+        assert!(flags_of(b"/bin/sh\0-c\0csi-warden").is_none());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 pub mod fields;
 pub mod file;
 pub mod go_duration;
+pub mod go_integer;
 pub mod listen;
 pub mod probes;
 pub mod settings;

@@ -121,15 +121,15 @@ impl Settings {
         let liveness = liveness.flatten();
         if liveness.is_none() && !typed.liveness_only_flags.is_empty() {
             warnings.push(format!(
-                "without --liveness-endpoint the driver is not probed, so {} has no effect",
-                typed.liveness_only_flags.join(", ")
+                "without --liveness-endpoint the driver is not probed, so {}",
+                no_effect(&typed.liveness_only_flags)
             ));
         }
         warnings.extend(watched.warnings);
         if watched.probes.is_empty() && !typed.health_only_flags.is_empty() {
             warnings.push(format!(
-                "without --health-file, or probes in --config, nothing is watched, so {} has no effect",
-                typed.health_only_flags.join(", ")
+                "without --health-file, or probes in --config, nothing is watched, so {}",
+                no_effect(&typed.health_only_flags)
             ));
         }
         if http.is_none() && typed.enable_pprof {
@@ -186,6 +186,11 @@ impl Settings {
 pub fn state_folder(typed: Option<&Path>, driver_socket: &Path) -> PathBuf {
     let parent = driver_socket.parent().filter(|parent| !parent.as_os_str().is_empty());
     typed.or(parent).unwrap_or(Path::new(".")).to_owned()
+}
+
+/// `--a has no effect`, `--a, --b have no effect`
+fn no_effect(flags: &[&str]) -> String {
+    format!("{} {} no effect", flags.join(", "), if flags.len() == 1 { "has" } else { "have" })
 }
 
 /// Problems so far: one does not hide the next.

@@ -4,6 +4,7 @@ use crate::cli::go_flags::parse_bool;
 use crate::config::fields::Written;
 use crate::config::file::{ConfigFile, settable};
 use crate::config::go_duration::GoDuration;
+use crate::config::go_integer::{integer, level};
 use crate::config::probes::{GroupSettings, OnFailure, ProbeKind, ProbeSettings, Require};
 use crate::config::settings::{Health, Reaction, Settings};
 use crate::config::watched::FLAG_PROBE;
@@ -22,6 +23,8 @@ pub(super) enum Setting {
     Made(Vec<(&'static str, Setting)>),
     /// Probes or groups.
     List(Vec<Setting>),
+    /// Variables by name, which may be secrets, and where they came from.
+    Hidden(Vec<String>, String),
 }
 
 /// Where flags came from.
@@ -236,11 +239,8 @@ impl Origins<'_> {
                     .collect();
                 let mut own = vec![("command", Setting::Value(json!(words), self.written(command_set, default)))];
                 if let Some(line) = env_line {
-                    let names = command
-                        .environment
-                        .iter()
-                        .map(|(name, _)| (name.to_string_lossy().into_owned(), json!(HIDDEN)));
-                    own.push(("env", Setting::Value(Value::Object(names.collect()), self.line(line))));
+                    let names = command.environment.iter().map(|(name, _)| name.to_string_lossy().into_owned());
+                    own.push(("env", Setting::Hidden(names.collect(), self.line(line))));
                 }
                 ("exec", Setting::Map(own))
             }
@@ -261,9 +261,6 @@ impl Origins<'_> {
     }
 }
 
-/// Stands for a value of an environment.
-const HIDDEN: &str = "(hidden)";
-
 fn duration(value: std::time::Duration) -> Value {
     json!(GoDuration(value).to_string())
 }
@@ -274,7 +271,8 @@ fn typed_value(flag: &clap::Arg, matches: &ArgMatches) -> Value {
     let Some(text) = raw.map(|raw| raw.to_string_lossy()) else { return Value::Null };
     match flag.get_value_names().and_then(|names| names.first()).map(clap::builder::Str::as_str) {
         Some("BOOL") => parse_bool(&text).map_or_else(|_| json!(text), Value::Bool),
-        Some("N" | "LEVEL" | "PORT") => text.parse::<i64>().map_or_else(|_| json!(text), |number| json!(number)),
+        Some("LEVEL") => level(&text).map_or_else(|_| json!(text), |number| json!(number)),
+        Some("N" | "PORT") => integer::<i64>(&text).map_or_else(|_| json!(text), |number| json!(number)),
         Some(_) | None => json!(text),
     }
 }
