@@ -7,7 +7,7 @@ use super::{USAGE, complain, fail, print, print_to_reader, usage};
 use crate::config::go_duration::GoDuration;
 use crate::status::next::shown;
 use crate::status::server::SUFFIX;
-use crate::status::snapshot::{ProbeNow, Snapshot};
+use crate::status::snapshot::{FenceNow, PlaceNow, ProbeNow, Snapshot, VolumesNow};
 use anyhow::{Context, anyhow, bail};
 use bytes::Bytes;
 use clap::{CommandFactory, FromArgMatches, Parser};
@@ -88,9 +88,7 @@ fn run(flags: &StatusFlags) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         loop {
-            let answer =
-                timeout(DEADLINE, ask(&socket)).await.map_err(|_elapsed| anyhow!("no answer within {DEADLINE:?}"));
-            let answer = answer.and_then(|answer| answer).with_context(|| format!("cannot ask {}", socket.display()));
+            let answer = ask(&socket).await.with_context(|| format!("cannot ask {}", socket.display()));
             if !flags.watch {
                 let (text, snapshot) = answer?;
                 print(&if flags.output == "json" { text } else { table(&snapshot, Look::of_stdout()) });
@@ -125,30 +123,42 @@ fn exit_code(snapshot: &Snapshot) -> ExitCode {
 }
 
 async fn ask(socket: &Path) -> anyhow::Result<(String, Snapshot)> {
-    let stream = UnixStream::connect(socket).await?;
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let request = Request::get("/status").header("host", "localhost").body(Empty::<Bytes>::new())?;
-    let answer = async {
-        let response = sender.send_request(request).await?;
-        let status = response.status();
-        let body = response.into_body().collect().await?.to_bytes();
-        let text = String::from_utf8_lossy(&body).into_owned();
-        if status != StatusCode::OK {
-            bail!("{status}: {}", text.trim_end());
-        }
-        let snapshot = serde_json::from_str(&text).context("the answer is no snapshot of this version's")?;
-        Ok((text, snapshot))
-    };
-    tokio::pin!(answer);
-    tokio::select! {
-        answer = &mut answer => answer,
-        // The connection is done once the answer is in; whichever comes first.
-        _ = connection => answer.await,
+    let (status, text) = answer_of(socket, request).await?;
+    if status != StatusCode::OK {
+        bail!("{status}: {}", text.trim_end());
     }
+    let snapshot = serde_json::from_str(&text).context("the answer is no snapshot of this version's")?;
+    Ok((text, snapshot))
+}
+
+/// The agent's answer to one request.
+pub(super) async fn answer_of<B>(socket: &Path, request: Request<B>) -> anyhow::Result<(StatusCode, String)>
+where
+    B: hyper::body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let whole = async {
+        let stream = UnixStream::connect(socket).await?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+        let answer = async {
+            let response = sender.send_request(request).await?;
+            let status = response.status();
+            let body = response.into_body().collect().await?.to_bytes();
+            Ok((status, String::from_utf8_lossy(&body).into_owned()))
+        };
+        tokio::pin!(answer);
+        tokio::select! {
+            answer = &mut answer => answer,
+            // The connection is done once the answer is in; whichever comes first.
+            _ = connection => answer.await,
+        }
+    };
+    timeout(DEADLINE, whole).await.map_err(|_elapsed| anyhow!("no answer within {DEADLINE:?}"))?
 }
 
 /// In a container the agent is process 1, and its flags tell where its state lies.
-fn find_socket() -> anyhow::Result<PathBuf> {
+pub(super) fn find_socket() -> anyhow::Result<PathBuf> {
     let agent = flags_of_process_1();
     if let Some(named) = agent.as_ref().and_then(RunFlags::named_status_socket) {
         return Ok(named);
@@ -235,6 +245,12 @@ fn table(snapshot: &Snapshot, look: Look) -> String {
             lines.push(("", probe.map_or_else(|| reason.clone(), |probe| format!("{probe}: {reason}")), "lost"));
         }
     }
+    if let Some(fence) = &snapshot.fence {
+        lines.extend(fence_lines(fence));
+    }
+    if let Some(volumes) = &snapshot.volumes {
+        lines.push(("volumes", volumes_in_words(volumes), ""));
+    }
     lines.push(("next", snapshot.next.clone(), ""));
     let mut text = String::new();
     for (name, words, colour) in lines {
@@ -253,7 +269,51 @@ fn table(snapshot: &Snapshot, look: Look) -> String {
         text.push('\n');
         probes(&mut text, &snapshot.probes, look);
     }
+    if let Some(volumes) = snapshot.volumes.as_ref().filter(|volumes| !volumes.places.is_empty()) {
+        text.push('\n');
+        places(&mut text, &volumes.places, look);
+    }
     text.trim_end().to_owned()
+}
+
+fn fence_lines(fence: &FenceNow) -> Vec<(&'static str, String, &'static str)> {
+    let mut lines = Vec::new();
+    match (&fence.reason, fence.for_seconds) {
+        (Some(reason), Some(lasted)) if fence.up => {
+            lines.push(("fence", format!("up for {}: new volumes are refused", shown(lasted)), "unhealthy"));
+            lines.push(("", reason.clone(), "lost"));
+        }
+        _ => lines.push(("fence", "down".to_owned(), "healthy")),
+    }
+    if let Some(word) = &fence.r#override {
+        let ends = shown(word.ends_in_seconds);
+        lines.push(("override", format!("{} for another {ends}: {}", word.fence, word.reason), "warning"));
+    }
+    lines
+}
+
+fn volumes_in_words(volumes: &VolumesNow) -> String {
+    match (volumes.in_use, &volumes.gap) {
+        (count, None) => format!("{count} in use"),
+        (count, Some(gap)) => format!("{count} known to be in use; there may be more: {gap}"),
+    }
+}
+
+/// Most that are listed; the rest is in the JSON.
+const MOST_PLACES: usize = 40;
+
+fn places(text: &mut String, places: &[PlaceNow], look: Look) {
+    line(text, &look.cut("VOLUMES"));
+    for place in places.iter().take(MOST_PLACES) {
+        let state = match place.presence.as_str() {
+            "there" => place.kind.clone(),
+            other => format!("{}, {other}", place.kind),
+        };
+        line(text, &look.cut(&format!("{} {state} at {}", place.volume, place.path)));
+    }
+    if let Some(more) = places.len().checked_sub(MOST_PLACES).filter(|more| *more > 0) {
+        line(text, &look.cut(&format!("and {more} more: --output json")));
+    }
 }
 
 fn probes(text: &mut String, probes: &[ProbeNow], look: Look) {

@@ -145,9 +145,13 @@ async fn respond(
 async fn order(request: Request<Incoming>, by: String, sources: &Sources) -> Result<(), (StatusCode, String)> {
     let bad = |text: String| (StatusCode::BAD_REQUEST, format!("{text}\n"));
     let Some(orders) = &sources.orders else {
-        return Err((StatusCode::CONFLICT, "this agent does not proxy the driver's calls, so it has no fence\n".to_owned()));
+        return Err((
+            StatusCode::CONFLICT,
+            "this agent does not proxy the driver's calls, so it has no fence\n".to_owned(),
+        ));
     };
-    let body = Limited::new(request.into_body(), MOST_ORDER_BYTES).collect().await.map_err(|error| bad(error.to_string()))?;
+    let body =
+        Limited::new(request.into_body(), MOST_ORDER_BYTES).collect().await.map_err(|error| bad(error.to_string()))?;
     let request: FenceRequest =
         serde_json::from_slice(&body.to_bytes()).map_err(|error| bad(format!("this is no order: {error}")))?;
     let order = request.order().map_err(bad)?;
