@@ -1,4 +1,5 @@
 //! Between the kubelet and the driver.
 
 pub mod kubelet_records;
+pub mod node_info;
 pub mod volumes;
