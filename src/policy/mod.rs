@@ -13,6 +13,7 @@ pub mod probe_verdict;
 pub mod reaction;
 pub mod registration;
 pub mod round;
+pub mod topology;
 pub mod volumes;
 
 /// A fixed point in time for tests: rules only ever look at differences.

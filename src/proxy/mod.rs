@@ -12,6 +12,7 @@ pub mod gate;
 pub mod kubelet_records;
 pub mod listener;
 mod message;
+pub mod node_info;
 mod timeout;
 mod upstream;
 pub mod volumes;
