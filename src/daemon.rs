@@ -173,7 +173,7 @@ async fn start(
     };
     if let (Some(proxied), Some(told), Some(proxy)) = (proxied, fence, &settings.proxy) {
         let Proxied { proxy: listening, volumes, file, crashes, .. } = proxied;
-        let gate = Gate::new(&driver_name, proxy.refusal_code, told.fence, volumes.clone(), metrics.clone());
+        let gate = Gate::new(&driver_name, proxy.gate_rules(), told.fence, volumes.clone(), metrics.clone());
         listening.serve(gate, metrics.clone(), parts, &late.calls, late.refuse_calls.clone());
         let close = late.close_records.clone();
         late.records.spawn("record of volumes", async move {

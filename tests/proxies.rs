@@ -5,9 +5,8 @@
 use bytes::Bytes;
 use csi_warden::metrics::Metrics;
 use csi_warden::parts::Parts;
-use csi_warden::policy::fence::RefusalCode;
 use csi_warden::policy::volumes::{Completeness, VolumeTable};
-use csi_warden::proxy::gate::Gate;
+use csi_warden::proxy::gate::{Gate, GateRules};
 use csi_warden::proxy::listener::{Proxy, ProxySettings};
 use csi_warden::proxy::volumes::Volumes;
 use csi_warden::registration::socket::SocketPath;
@@ -67,7 +66,7 @@ impl Bed {
         };
         let (parts, stop) = (&self.parts, self.parts.stop().child_token());
         let table = VolumeTable::new(Completeness::Complete);
-        let gate = Gate::new("x", RefusalCode::Auto, watch::channel(None).1, Volumes::new(table), Metrics::new());
+        let gate = Gate::new("x", GateRules::default(), watch::channel(None).1, Volumes::new(table), Metrics::new());
         Proxy::listen(settings).unwrap().serve(gate, Metrics::new(), parts, parts, stop);
     }
 

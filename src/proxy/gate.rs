@@ -1,8 +1,9 @@
 //! What each call about a volume passes: the fence, and the table of volumes in use.
 
 use super::body::{Stopped, gather};
-use super::message;
 use super::volumes::{CallUnderWay, Volumes};
+use super::{message, node_info};
+use crate::grpc::driver::NODE_GET_INFO;
 use crate::metrics::Metrics;
 use crate::policy::fence::{Fence, Judgement, RefusalCode, VolumeMethod, judge};
 use crate::policy::volumes::{VolumeCall, VolumeTable};
@@ -10,6 +11,7 @@ use crate::quiet::Quiet;
 use bytes::Bytes;
 use h2::RecvStream;
 use prost::Message;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -34,11 +36,23 @@ pub struct Gate(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     driver_name: String,
-    refusal_code: RefusalCode,
+    rules: GateRules,
     fence: watch::Receiver<Option<FenceUp>>,
     volumes: Volumes,
     metrics: Metrics,
     quiet: Mutex<Quiet>,
+    overruled: Mutex<Quiet>,
+}
+
+/// What the gate does beside letting calls pass.
+#[derive(Debug, Clone, Default)]
+pub struct GateRules {
+    /// `--refusal-code`
+    pub refusal_code: RefusalCode,
+    /// `--topology`: segments for NodeGetInfo.
+    pub topology: BTreeMap<String, String>,
+    /// `--fence-max-volumes`: the limit that NodeGetInfo gives while there is a fence.
+    pub fence_max_volumes: Option<i64>,
 }
 
 /// What the gate says.
@@ -55,13 +69,13 @@ impl Gate {
     /// Follows the volumes in `volumes`, and refuses new ones while there is a fence.
     pub fn new(
         driver_name: &str,
-        refusal_code: RefusalCode,
+        rules: GateRules,
         fence: watch::Receiver<Option<FenceUp>>,
         volumes: Volumes,
         metrics: Metrics,
     ) -> Self {
-        let (driver_name, quiet) = (driver_name.to_owned(), Mutex::default());
-        Self(Arc::new(Shared { driver_name, refusal_code, fence, volumes, metrics, quiet }))
+        let (driver_name, quiet, overruled) = (driver_name.to_owned(), Mutex::default(), Mutex::default());
+        Self(Arc::new(Shared { driver_name, rules, fence, volumes, metrics, quiet, overruled }))
     }
 
     /// A call about a volume wants to pass.
@@ -84,6 +98,30 @@ impl Gate {
         Entry::Pass(gathered, under_way)
     }
 
+    /// Whether the answer to this method is not passed on as it is.
+    pub(super) fn changes(&self, path: &str) -> bool {
+        let rules = &self.0.rules;
+        path == NODE_GET_INFO && (!rules.topology.is_empty() || rules.fence_max_volumes.is_some())
+    }
+
+    /// NodeGetInfo's answer with ours in it.
+    pub(super) fn changed(&self, answer: &Bytes) -> Bytes {
+        let shared = &self.0;
+        let limit = shared.rules.fence_max_volumes.filter(|_| shared.fence.borrow().is_some());
+        // What is no answer that we know is not ours to change.
+        let Ok(merged) = node_info::merge(answer, &shared.rules.topology, limit) else { return answer.clone() };
+        let overruled = merged.overruled.join(", ");
+        let mut quiet = shared.overruled.lock().unwrap_or_else(PoisonError::into_inner);
+        if !overruled.is_empty() && quiet.begin_or_repeat(&overruled, Instant::now()) {
+            warn!(
+                driver.name = shared.driver_name,
+                topology.keys = overruled,
+                "the driver gives these topology keys other values than --topology; the driver's count"
+            );
+        }
+        Bytes::from(merged.bytes)
+    }
+
     fn refusal(&self, method: VolumeMethod, call: Option<&VolumeCall>) -> Option<Status> {
         let shared = &self.0;
         let up = shared.fence.borrow().clone()?;
@@ -93,7 +131,7 @@ impl Gate {
             since_utc: Some(&up.since_utc),
             for_so_long: up.since.elapsed(),
         };
-        let judged = shared.volumes.look(|table| judge(method, call, &fence, table, shared.refusal_code));
+        let judged = shared.volumes.look(|table| judge(method, call, &fence, table, shared.rules.refusal_code));
         match judged {
             Judgement::Pass => None,
             Judgement::Refuse { code, message } => {

@@ -2,7 +2,7 @@
 
 use super::answer::refuse;
 use super::downstream;
-use super::forward::{End, Incoming, forward};
+use super::forward::{Change, End, Incoming, forward};
 use super::gate::{Entry, Gate};
 use super::upstream::Upstream;
 use crate::grpc::code;
@@ -215,7 +215,9 @@ async fn one_call(request: Request<RecvStream>, mut respond: SendResponse<Bytes>
         },
     };
     let call = Incoming { head, gathered, body, arrived: began };
-    let end = forward(call, &mut respond, &upstream, None).await;
+    let change = |answer: &Bytes| gate.changed(answer);
+    let change: Option<Change<'_>> = if gate.changes(target.path()) { Some(&change) } else { None };
+    let end = forward(call, &mut respond, &upstream, change).await;
     if let (Some(under_way), Some(code)) = (under_way, end.word()) {
         under_way.ended(code.into());
     }
