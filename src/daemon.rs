@@ -6,6 +6,7 @@ mod proxied;
 mod reload;
 pub(crate) mod rules;
 
+use crate::config::proxy::ProxySettings;
 use crate::config::settings::{Health, LivenessSettings, Settings};
 use crate::config::watched::Watched;
 use crate::driver_name::{Unfit, discover};
@@ -17,7 +18,7 @@ use crate::policy::admission::Admission;
 use crate::policy::reaction::{Reaction, Rules};
 use crate::policy::registration::RegistrationTimings;
 use crate::policy::volumes::{Completeness, Gap, VolumeTable};
-use crate::proxy::gate::Gate;
+use crate::proxy::gate::{Gate, GateRules};
 use crate::proxy::volumes::Volumes;
 use crate::registration::socket::{NameError, SocketPath};
 use crate::registration::{self, Phase, RegistrationPart, Status};
@@ -136,8 +137,8 @@ async fn start(
     let endpoint = proxied.as_ref().map_or_else(|| settings.endpoint.clone(), |proxied| proxied.endpoint.clone());
     let (orders, ordered) = mpsc::channel(1);
     let fence = if settings.health.is_some() || proxied.is_some() {
-        let rules = reaction_rules(settings, proxied.is_some(), bypass);
         let health = settings.health.clone().unwrap_or_else(Health::nobody);
+        let rules = reaction_rules(settings, &health, proxied.is_some(), bypass);
         let watched = Watched { probes: health.probes.clone(), groups: health.groups.clone(), warnings: Vec::new() };
         let state = StateFile::new(&settings.state_folder, &driver_name, asks(&watched), &settings.proc_root);
         let (changes, changed) = mpsc::channel(1);
@@ -152,7 +153,7 @@ async fn start(
             .unwrap_or_else(|| settings.state_folder.join(format!("{driver_name}{}", status_socket::server::SUFFIX)));
         let sources = Sources {
             status: status.subscribe(),
-            health: Some(told.view),
+            health: Some(told.view.clone()),
             volumes: proxied.as_ref().map(|proxied| proxied.volumes.clone()),
             fence: told.fence.clone(),
             orders: proxied.is_some().then_some(orders),
@@ -172,8 +173,8 @@ async fn start(
         None => watch::channel(Admission::Show).1,
     };
     if let (Some(proxied), Some(told), Some(proxy)) = (proxied, fence, &settings.proxy) {
-        let Proxied { proxy: listening, volumes, file, crashes, .. } = proxied;
-        let gate = Gate::new(&driver_name, proxy.gate_rules(), told.fence, volumes.clone(), metrics.clone());
+        let Proxied { proxy: listening, volumes, file, crashes, .. } = *proxied;
+        let gate = Gate::new(&driver_name, gate_rules(proxy), told.fence, volumes.clone(), metrics.clone());
         listening.serve(gate, metrics.clone(), parts, &late.calls, late.refuse_calls.clone());
         let close = late.close_records.clone();
         late.records.spawn("record of volumes", async move {
@@ -202,15 +203,26 @@ async fn start(
     Ok(())
 }
 
+fn gate_rules(settings: &ProxySettings) -> GateRules {
+    GateRules {
+        refusal_code: settings.refusal_code,
+        topology: settings.topology.clone(),
+        // Zero would mean "no limit" to the kubelet.
+        fence_max_volumes: settings.fence_max_volumes.then_some(1),
+    }
+}
+
 /// What unhealthy does on the way that was chosen.
-fn reaction_rules(settings: &Settings, proxied: bool, bypass: bool) -> Rules {
-    let reaction = match settings.reaction {
-        _ if bypass => Reaction::Observe,
-        Some(reaction) => reaction,
-        None if proxied => Reaction::FenceThenDeregister,
-        None => Reaction::Deregister,
+fn reaction_rules(settings: &Settings, health: &Health, proxied: bool, bypass: bool) -> Rules {
+    let left_to_us = settings.proxy.as_ref().is_some_and(|proxy| proxy.reaction_is_default);
+    let reaction = if bypass {
+        Reaction::Observe
+    } else if left_to_us && !proxied {
+        Reaction::Deregister
+    } else {
+        health.rules.reaction
     };
-    Rules { reaction, deregister_after: settings.deregister_after, drain_timeout: settings.drain_timeout }
+    Rules { reaction, ..health.rules }
 }
 
 /// livenessprobe's duty, from before the driver is there: nothing that waits may come first.

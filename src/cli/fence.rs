@@ -27,7 +27,7 @@ use std::time::Duration;
     max_term_width = 110,
     override_usage = "csi-warden fence on|off|auto [flags]"
 )]
-pub struct FenceFlags {
+struct FenceFlags {
     /// With on and off: how long it holds; a day at most
     #[arg(long = "for", value_name = "DURATION", default_value = "30m")]
     lasts: GoDuration,
@@ -40,7 +40,7 @@ pub struct FenceFlags {
 }
 
 /// Exit codes: 0 done, 1 refused by the agent, 2 no answer, or a flag.
-pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
+pub(super) fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let mut rest: Vec<OsString> = Vec::new();
     let mut word = None;
     // The word may stand before or after the flags, as people type it.
@@ -53,7 +53,7 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
         }
     }
     let command = FenceFlags::command();
-    let normalised = normalise(&command, rest.into_iter());
+    let normalised = normalise(&command, rest);
     if let Some(stray) = normalised.rest.first() {
         complain(&format!("csi-warden fence takes on, off or auto, not {stray:?}; see csi-warden fence --help"));
         return ExitCode::from(USAGE);

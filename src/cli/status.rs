@@ -391,6 +391,8 @@ mod tests {
         let mut snapshot = Snapshot {
             version: "0".into(),
             driver: Some("x.example.com".into()),
+            fence: None,
+            volumes: None,
             registration: RegistrationNow {
                 phase: "registered".into(),
                 for_seconds: 7500.0,

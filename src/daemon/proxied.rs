@@ -1,7 +1,7 @@
 //! Whether calls go through us, and what that needs: the proxy socket, the table of volumes, and the memory of our own crashes.
 
 use super::{info, warn};
-use crate::config::settings::ProxySettings;
+use crate::config::proxy::ProxySettings;
 use crate::grpc::connect::chain;
 use crate::grpc::driver;
 use crate::policy::reaction::Crashes;
@@ -34,7 +34,7 @@ pub(super) struct Proxied {
 /// Which way calls go.
 pub(super) enum Way {
     /// Through us.
-    Through(Proxied),
+    Through(Box<Proxied>),
     /// The kubelet dials the driver's own socket.
     Around,
     /// Likewise, and we only observe: we have crashed too often to stand in the way of anything.
@@ -103,7 +103,7 @@ pub(super) async fn choose(wanted: Option<&ProxySettings>, node: &Node<'_>) -> a
         "volumes in use at the start"
     );
     let endpoint = beside(node.endpoint, proxy.socket().path())?;
-    Ok(Way::Through(Proxied { proxy, volumes: Volumes::new(table), file, crashes, endpoint }))
+    Ok(Way::Through(Box::new(Proxied { proxy, volumes: Volumes::new(table), file, crashes, endpoint })))
 }
 
 fn listen(wanted: &ProxySettings, node: &Node<'_>) -> anyhow::Result<Proxy> {
@@ -120,7 +120,7 @@ fn listen(wanted: &ProxySettings, node: &Node<'_>) -> anyhow::Result<Proxy> {
     let settings = listener::ProxySettings {
         socket,
         driver_socket: node.driver_socket.to_owned(),
-        allowed: wanted.allowed_uids.clone(),
+        allowed: wanted.allowed_uids.iter().copied().collect(),
     };
     Proxy::listen(settings).context("cannot open the proxy socket")
 }

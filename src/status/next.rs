@@ -145,6 +145,8 @@ mod tests {
 
     fn snapshot(phase: &str, verdict: &str, probe: ProbeNow) -> Snapshot {
         Snapshot {
+            fence: None,
+            volumes: None,
             version: String::new(),
             driver: None,
             registration: RegistrationNow {

@@ -6,7 +6,7 @@ use crate::config::file::{ConfigFile, settable};
 use crate::config::go_duration::GoDuration;
 use crate::config::go_integer::{integer, level};
 use crate::config::probes::{GroupSettings, OnFailure, ProbeKind, ProbeSettings, Require};
-use crate::config::settings::{Health, Reaction, Settings};
+use crate::config::settings::{Health, Settings};
 use crate::config::watched::FLAG_PROBE;
 use crate::config::written::{WrittenGroup, WrittenKind, WrittenProbe};
 use clap::{ArgMatches, Command};
@@ -75,10 +75,9 @@ const DEFAULT: &str = "default";
 
 /// Of a flag whose default is made when the daemon starts.
 fn made_default(flag: &str, settings: &Settings, health: &Health) -> Value {
-    match (flag, health.reaction) {
-        ("on-unhealthy", Reaction::Deregister) => json!("deregister"),
-        ("on-unhealthy", Reaction::Observe) => json!("observe"),
-        ("state-dir", _) => json!(settings.state_folder.to_string_lossy()),
+    match flag {
+        "on-unhealthy" => json!(health.rules.reaction.name()),
+        "state-dir" => json!(settings.state_folder.to_string_lossy()),
         _ => Value::Null,
     }
 }
