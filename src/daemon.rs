@@ -93,7 +93,7 @@ async fn start(
             .unwrap_or_else(|| settings.state_folder.join(format!("{driver_name}{}", status_socket::server::SUFFIX)));
         status_socket::server::serve(&path, Sources { status: status.subscribe(), health: Some(view) }, parts);
     }
-    if settings.health.as_ref().is_some_and(|health| health.reaction == Reaction::Deregister) {
+    if settings.health.as_ref().is_some_and(|health| health.rules.reaction != Reaction::Observe) {
         let name = Some(driver_name.clone());
         status.send_modify(|status| (status.phase, status.driver_name) = (Phase::WaitingForHealth, name));
     }

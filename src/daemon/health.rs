@@ -95,9 +95,9 @@ impl HealthPart {
             Err(error) => warn!(error = &error as &dyn Error, "the previous run's verdict is lost; beginning afresh"),
         }
         // Observing never touches the registration: it is shown whatever the verdict.
-        let first = match settings.reaction {
+        let first = match settings.rules.reaction {
             Reaction::Observe => Admission::Show,
-            Reaction::Deregister => Admission::Wait,
+            Reaction::Fence | Reaction::Deregister | Reaction::FenceThenDeregister => Admission::Wait,
         };
         let (decided, admission) = watch::channel(first);
         let (reports, received) = mpsc::channel(16);
@@ -106,14 +106,14 @@ impl HealthPart {
             cause: None,
             release_at: None,
             probes: Vec::new(),
-            reaction: settings.reaction,
+            reaction: settings.rules.reaction,
         });
         let mut part = Self {
             policy,
             admission: AdmissionPolicy::new(now, settings.start_grace),
             decided,
             view,
-            reaction: settings.reaction,
+            reaction: settings.rules.reaction,
             state,
             lane: Lane::new("state"),
             state_quiet: Quiet::default(),
@@ -215,7 +215,7 @@ impl HealthPart {
         let now = Instant::now().into_std();
         let admission = match self.reaction {
             Reaction::Observe => None,
-            Reaction::Deregister => self.admission.deadline(now),
+            Reaction::Fence | Reaction::Deregister | Reaction::FenceThenDeregister => self.admission.deadline(now),
         };
         [self.policy.deadline(now), admission].into_iter().flatten().min().map(Instant::from_std)
     }

@@ -1,7 +1,6 @@
 //! The snapshot: one JSON document. Ages and waits are seconds, so that no clock needs to agree.
 
 use crate::config::probes::OnFailure;
-use crate::config::settings::Reaction;
 use crate::health_view::{HealthView, ProbeView};
 use crate::registration::{Phase, Status};
 use serde::{Deserialize, Serialize};
@@ -132,17 +131,13 @@ fn phase(phase: Phase) -> &'static str {
 
 fn health_now(view: &HealthView, now: Instant) -> Option<HealthNow> {
     let (health, since) = view.verdict?;
-    let on_unhealthy = match view.reaction {
-        Reaction::Observe => "observe",
-        Reaction::Deregister => "deregister",
-    };
     Some(HealthNow {
         verdict: health.name().to_owned(),
         for_seconds: seconds(now.saturating_duration_since(since)),
         cause_probe: view.cause.as_ref().map(|(probe, _)| probe.clone()),
         cause_reason: view.cause.as_ref().map(|(_, reason)| reason.clone()),
         recovery_in_seconds: view.release_at.map(|at| seconds(at.saturating_duration_since(now))),
-        on_unhealthy: on_unhealthy.to_owned(),
+        on_unhealthy: view.reaction.name().to_owned(),
     })
 }
 

@@ -5,7 +5,7 @@ use crate::config::fields::Written;
 use crate::config::file::{ConfigFile, settable};
 use crate::config::go_duration::GoDuration;
 use crate::config::probes::{GroupSettings, OnFailure, ProbeKind, ProbeSettings, Require};
-use crate::config::settings::{Health, Reaction, Settings};
+use crate::config::settings::{Health, Settings};
 use crate::config::watched::FLAG_PROBE;
 use crate::config::written::{WrittenGroup, WrittenKind, WrittenProbe};
 use clap::{ArgMatches, Command};
@@ -72,10 +72,9 @@ const DEFAULT: &str = "default";
 
 /// Of a flag whose default is made when the daemon starts.
 fn made_default(flag: &str, settings: &Settings, health: &Health) -> Value {
-    match (flag, health.reaction) {
-        ("on-unhealthy", Reaction::Deregister) => json!("deregister"),
-        ("on-unhealthy", Reaction::Observe) => json!("observe"),
-        ("state-dir", _) => json!(settings.state_folder.to_string_lossy()),
+    match flag {
+        "on-unhealthy" => json!(health.rules.reaction.name()),
+        "state-dir" => json!(settings.state_folder.to_string_lossy()),
         _ => Value::Null,
     }
 }
@@ -270,8 +269,13 @@ fn duration(value: std::time::Duration) -> Value {
 
 /// A flag's value as the file would have it; numbers and booleans as such.
 fn typed_value(flag: &clap::Arg, matches: &ArgMatches) -> Value {
-    let raw = matches.get_raw(flag.get_id().as_str()).and_then(Iterator::last);
-    let Some(text) = raw.map(|raw| raw.to_string_lossy()) else { return Value::Null };
+    let Some(raw) = matches.get_raw(flag.get_id().as_str()) else { return Value::Null };
+    let all: Vec<_> = raw.map(|raw| raw.to_string_lossy()).collect();
+    let text = match (flag.get_value_delimiter(), all.last()) {
+        (Some(delimiter), _) => all.join(&delimiter.to_string()),
+        (None, Some(last)) => last.clone().into_owned(),
+        (None, None) => return Value::Null,
+    };
     match flag.get_value_names().and_then(|names| names.first()).map(clap::builder::Str::as_str) {
         Some("BOOL") => parse_bool(&text).map_or_else(|_| json!(text), Value::Bool),
         Some("N" | "LEVEL" | "PORT") => text.parse::<i64>().map_or_else(|_| json!(text), |number| json!(number)),
