@@ -73,7 +73,16 @@ fn what_cannot_be_is_refused_by_file_line_and_field() {
         ("failureThreshold: 0\n".to_owned(), "warden.yaml:1: failureThreshold: --failure-threshold must be above zero"),
         ("enablePprof: yes\n".to_owned(), "warden.yaml:1: enablePprof: \"yes\" is not a boolean: use true or false"),
         ("onUnhealthy: panic\n".to_owned(), "warden.yaml:1: onUnhealthy: --on-unhealthy=\"panic\" is unknown"),
-        ("proxy: on\n".to_owned(), "warden.yaml:1: proxy: --proxy=on: this version does not have the proxy yet"),
+        ("proxy: maybe\n".to_owned(), "warden.yaml:1: proxy: --proxy=\"maybe\" is unknown"),
+        (
+            "proxy: off\nonUnhealthy: fence\n".to_owned(),
+            "warden.yaml:2: onUnhealthy: --on-unhealthy=fence needs the proxy",
+        ),
+        (
+            "topology: k8s.io/x=1\n".to_owned(),
+            "warden.yaml:1: topology: --topology: \"k8s.io/x=1\": the NodeRestriction",
+        ),
+        ("allowedUids: root\n".to_owned(), "warden.yaml:1: allowedUids: \"root\": "),
         ("recoveryHold: 1h\n".to_owned(), "warden.yaml:1: recoveryHold: --recovery-hold="),
         ("healthMaxAge: 1h\n".to_owned(), "warden.yaml:1: healthMaxAge: --health-dead-after="),
         ("probes:\n".to_owned(), "warden.yaml:1: probes: is empty"),
@@ -225,14 +234,16 @@ fn the_command_line_wins_and_print_says_where_each_value_is_from() {
         assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
     };
-    let typed = ["--start-grace=7s", "--csi-address", "/csi/csi.sock"];
+    let typed = ["--start-grace=7s", "--csi-address", "/csi/csi.sock", "--topology=b.io/y=2", "--topology", "c.io/z=3"];
     let all: Value = serde_json::from_str(&print(&[&typed[..], &["--output=json"]].concat())).unwrap();
     for (pointer, value, from) in [
         ("/startGrace", json!("7s"), "flag"),
         ("/failureThreshold", json!(3), "warden.yaml:2"),
         ("/successThreshold", json!(2), "default"),
         ("/enablePprof", json!(false), "default"),
-        ("/onUnhealthy", json!("deregister"), "default"),
+        ("/onUnhealthy", json!("fence-then-deregister"), "default"),
+        ("/topology", json!("b.io/y=2,c.io/z=3"), "flag"),
+        ("/allowedUids", json!("0"), "default"),
         ("/stateDir", json!("/csi"), "default"),
         ("/probes/0/name", json!("health-file"), "warden.yaml:3"),
         ("/probes/0/healthFile/path", json!("/h/health"), "warden.yaml:3"),

@@ -129,7 +129,7 @@ pub struct RunFlags {
     /// Whether calls pass through us, so that a fence can refuse new work: auto (with a health source), on, off
     #[arg(long, value_name = "MODE", default_value = "auto", help_heading = "Proxy")]
     proxy: String,
-    /// The socket that the kubelet dials, in the driver socket's folder [default: DRIVER-warden.sock there]
+    /// The socket that the kubelet dials, in the driver socket's folder [default: DRIVER-warden.sock beside the driver socket]
     #[arg(long, value_name = "PATH", help_heading = "Proxy")]
     proxy_socket: Option<PathBuf>,
     /// What refuses stage and publish: auto (final if nothing of the volume can be here), failed-precondition, unavailable

@@ -203,3 +203,103 @@ impl Checked {
         (proxies.then_some(self.settings), rules)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::run::{Given, RunFlags};
+    use crate::config::settings::Settings;
+    use clap::CommandFactory;
+    use std::time::Duration;
+
+    const HEALTH: &str = "--health-file=/health/health";
+
+    fn settings(flags: &[&str]) -> Settings {
+        let fixed = ["--kubelet-registration-path=/k/plugins/x/csi.sock", "--csi-address=/csi/csi.sock"];
+        let folder = format!("--plugin-registration-path={}", std::env::temp_dir().display());
+        let all = fixed.iter().chain(flags).map(Into::into).chain([folder.into()]);
+        Given::read(RunFlags::command(), all).ok().unwrap().settings().unwrap()
+    }
+
+    #[test]
+    fn a_health_source_switches_the_proxy_on_and_the_reaction_follows() {
+        for (flags, proxies, reaction) in [
+            (&[][..], false, None),
+            (&["--proxy=on"], true, None),
+            (&[HEALTH], true, Some(Reaction::FenceThenDeregister)),
+            (&[HEALTH, "--proxy=on"], true, Some(Reaction::FenceThenDeregister)),
+            (&[HEALTH, "--proxy=off"], false, Some(Reaction::Deregister)),
+            (&[HEALTH, "--on-unhealthy=observe"], true, Some(Reaction::Observe)),
+            (&[HEALTH, "--on-unhealthy=fence"], true, Some(Reaction::Fence)),
+            (&[HEALTH, "--on-unhealthy=deregister"], true, Some(Reaction::Deregister)),
+        ] {
+            let settings = settings(flags);
+            assert_eq!(settings.proxy.is_some(), proxies, "{flags:?}");
+            assert_eq!(settings.health.map(|health| health.rules.reaction), reaction, "{flags:?}");
+            assert_eq!(settings.warnings, Vec::<String>::new(), "{flags:?}");
+        }
+    }
+
+    #[test]
+    fn every_flag_of_the_proxy_arrives() {
+        let settings = settings(&[
+            HEALTH,
+            "--proxy-socket=/csi/proxy.sock",
+            "--refusal-code=unavailable",
+            "--allowed-uids=0,65534",
+            "--topology=a.io/x=1",
+            "--topology=b.io/y=2,c.io/z=3",
+            "--fence-max-volumes",
+            "--deregister-after=1s",
+            "--drain-timeout=1m",
+        ]);
+        let proxy = settings.proxy.unwrap();
+        assert_eq!(
+            proxy.socket_for("d", &settings.driver_socket, &settings.endpoint),
+            (PathBuf::from("/csi/proxy.sock"), "/k/plugins/x/proxy.sock".to_owned())
+        );
+        assert_eq!(
+            (proxy.refusal_code, proxy.allowed_uids, proxy.fence_max_volumes),
+            (RefusalCode::Unavailable, vec![0, 65534], true)
+        );
+        assert_eq!(
+            proxy.topology.into_iter().map(|(key, value)| key + "=" + &value).collect::<Vec<_>>(),
+            ["a.io/x=1", "b.io/y=2", "c.io/z=3"]
+        );
+        let rules = settings.health.unwrap().rules;
+        assert_eq!(
+            (rules.deregister_after, rules.drain_timeout),
+            (Duration::from_secs(1), Some(Duration::from_secs(60)))
+        );
+    }
+
+    #[test]
+    fn socket_is_named_after_the_driver_beside_both_paths() {
+        let settings = settings(&[HEALTH]);
+        let proxy = settings.proxy.unwrap();
+        assert_eq!(
+            proxy.socket_for("d.io", &settings.driver_socket, &settings.endpoint),
+            (PathBuf::from("/csi/d.io-warden.sock"), "/k/plugins/x/d.io-warden.sock".to_owned())
+        );
+    }
+
+    #[test]
+    fn what_has_no_effect_is_told_by_name() {
+        for (flags, words) in [
+            (
+                &["--topology=a.io/x=1", "--refusal-code=auto"][..],
+                "--refusal-code, --topology has no effect: set --proxy=on",
+            ),
+            (
+                &[HEALTH, "--on-unhealthy=fence", "--drain-timeout=1m"],
+                "with --on-unhealthy=fence --drain-timeout has no effect",
+            ),
+            (&[HEALTH, "--on-unhealthy=observe", "--fence-max-volumes"], "--fence-max-volumes has no other effect"),
+            (&[HEALTH, "--allowed-uids=1000"], "--allowed-uids has no 0"),
+            (&["--deregister-after=1s"], "--deregister-after has no effect"),
+        ] {
+            let warnings = settings(flags).warnings;
+            assert!(warnings.len() == 1 && warnings[0].contains(words), "{warnings:?}");
+        }
+    }
+}

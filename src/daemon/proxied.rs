@@ -10,12 +10,9 @@ use crate::proxy::listener::{self, Proxy};
 use crate::proxy::volumes::{VolumeFile, Volumes, begin};
 use crate::registration::socket::{MAX_SOCKET_PATH_BYTES, SocketPath};
 use anyhow::{Context, anyhow};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 use tracing::error;
-
-/// What follows the driver's name in the proxy socket's, unless it is named otherwise.
-const SUFFIX: &str = "-warden.sock";
 
 /// The proxy, ready to serve.
 pub(super) struct Proxied {
@@ -77,8 +74,8 @@ pub(super) async fn choose(wanted: Option<&ProxySettings>, node: &Node<'_>) -> a
         leave_gap(&file);
         return Ok(Way::Bypass);
     }
-    let proxy = match listen(wanted, node) {
-        Ok(proxy) => proxy,
+    let (proxy, endpoint) = match listen(wanted, node) {
+        Ok(listening) => listening,
         Err(error) if wanted.required => return Err(error),
         Err(error) => {
             warn!(
@@ -102,45 +99,24 @@ pub(super) async fn choose(wanted: Option<&ProxySettings>, node: &Node<'_>) -> a
         state.path = %file.path().display(),
         "volumes in use at the start"
     );
-    let endpoint = beside(node.endpoint, proxy.socket().path())?;
     Ok(Way::Through(Box::new(Proxied { proxy, volumes: Volumes::new(table), file, crashes, endpoint })))
 }
 
-fn listen(wanted: &ProxySettings, node: &Node<'_>) -> anyhow::Result<Proxy> {
-    let path = match &wanted.socket {
-        Some(path) => path.clone(),
-        None => folder_of(node.driver_socket).join(format!("{}{SUFFIX}", node.driver_name)),
-    };
-    if path == node.driver_socket {
-        return Err(anyhow!("--proxy-socket is the driver's own: {}", path.display()));
+fn listen(wanted: &ProxySettings, node: &Node<'_>) -> anyhow::Result<(Proxy, String)> {
+    let (path, endpoint) = wanted.socket_for(node.driver_name, node.driver_socket, node.endpoint);
+    let bytes = endpoint.len();
+    if bytes > MAX_SOCKET_PATH_BYTES {
+        return Err(anyhow!(
+            "the kubelet could not dial {endpoint}: {bytes} bytes, and a unix socket's path holds {MAX_SOCKET_PATH_BYTES}; choose a shorter --proxy-socket"
+        ));
     }
-    // What the kubelet cannot dial need not be there.
-    beside(node.endpoint, &path)?;
     let socket = SocketPath::at(&path).context("cannot place the proxy socket (--proxy-socket)")?;
     let settings = listener::ProxySettings {
         socket,
         driver_socket: node.driver_socket.to_owned(),
         allowed: wanted.allowed_uids.iter().copied().collect(),
     };
-    Proxy::listen(settings).context("cannot open the proxy socket")
-}
-
-/// The proxy socket as the kubelet dials it: beside the driver's.
-fn beside(endpoint: &str, socket: &Path) -> anyhow::Result<String> {
-    let name = socket.file_name().unwrap_or_default();
-    let dialled = folder_of(Path::new(endpoint)).join(name);
-    if dialled.as_os_str().len() > MAX_SOCKET_PATH_BYTES {
-        return Err(anyhow!(
-            "the kubelet could not dial {}: {} bytes, and a unix socket's path holds {MAX_SOCKET_PATH_BYTES}; choose a shorter --proxy-socket",
-            dialled.display(),
-            dialled.as_os_str().len()
-        ));
-    }
-    dialled.into_os_string().into_string().map_err(|path| anyhow!("{} is not UTF-8", PathBuf::from(path).display()))
-}
-
-fn folder_of(path: &Path) -> &Path {
-    path.parent().unwrap_or(Path::new("/"))
+    Ok((Proxy::listen(settings).context("cannot open the proxy socket")?, endpoint))
 }
 
 /// Whether the driver stages volumes; `None` if it does not say.

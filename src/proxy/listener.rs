@@ -66,11 +66,6 @@ impl Proxy {
         Ok(Self { settings, listener, id })
     }
 
-    /// Where it listens.
-    pub fn socket(&self) -> &SocketPath {
-        &self.settings.socket
-    }
-
     /// Serves until `stop`; then the socket goes, no call is taken any more, and those in flight go on. Connections and calls run
     /// among `connections`.
     pub fn serve(self, gate: Gate, metrics: Metrics, parts: &Parts, connections: &Parts, stop: CancellationToken) {

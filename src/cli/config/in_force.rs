@@ -266,8 +266,13 @@ fn duration(value: std::time::Duration) -> Value {
 
 /// A flag's value as the file would have it; numbers and booleans as such.
 fn typed_value(flag: &clap::Arg, matches: &ArgMatches) -> Value {
-    let raw = matches.get_raw(flag.get_id().as_str()).and_then(Iterator::last);
-    let Some(text) = raw.map(|raw| raw.to_string_lossy()) else { return Value::Null };
+    let Some(raw) = matches.get_raw(flag.get_id().as_str()) else { return Value::Null };
+    let all: Vec<_> = raw.map(|raw| raw.to_string_lossy()).collect();
+    let text = match (flag.get_value_delimiter(), all.last()) {
+        (Some(delimiter), _) => all.join(&delimiter.to_string()),
+        (None, Some(last)) => last.clone().into_owned(),
+        (None, None) => return Value::Null,
+    };
     match flag.get_value_names().and_then(|names| names.first()).map(clap::builder::Str::as_str) {
         Some("BOOL") => parse_bool(&text).map_or_else(|_| json!(text), Value::Bool),
         Some("LEVEL") => level(&text).map_or_else(|_| json!(text), |number| json!(number)),
