@@ -7,6 +7,7 @@ pub(crate) mod rules;
 use crate::config::settings::{LivenessSettings, Reaction, Settings};
 use crate::config::watched::Watched;
 use crate::driver_name::{Unfit, discover};
+use crate::driver_ready::DriverReady;
 use crate::http::{self, Diagnostics, LivenessEndpoints};
 use crate::liveness::{Asked, Liveness};
 use crate::metrics::Metrics;
@@ -54,6 +55,7 @@ async fn start(
     statuses: watch::Receiver<Status>,
 ) -> anyhow::Result<()> {
     let metrics = Metrics::new();
+    let ready = DriverReady::new(metrics.clone());
     match &settings.http {
         Some(address) => {
             let listener = address
@@ -66,7 +68,7 @@ async fn start(
         None => info!("Skipping HTTP server because --http-endpoint and --health-port are not set"),
     }
     if let Some(liveness) = &settings.liveness {
-        serve_liveness(liveness, &settings.driver_socket, &metrics, parts)?;
+        serve_liveness(liveness, &settings.driver_socket, &metrics, &ready, parts)?;
     }
     let Some((driver_name, socket)) = driver_name(settings, &metrics, parts.stop(), &status).await? else {
         return Ok(());
@@ -77,7 +79,7 @@ async fn start(
                 Watched { probes: health.probes.clone(), groups: health.groups.clone(), warnings: Vec::new() };
             let state = StateFile::new(&settings.state_folder, &driver_name, asks(&watched), &settings.proc_root);
             let (changes, changed) = mpsc::channel(1);
-            let told = HealthPart::start(health, state, changed, metrics.clone(), parts);
+            let told = HealthPart::start(health, state, changed, metrics.clone(), ready, parts);
             if let Some(source) = &settings.source {
                 parts.spawn("settings", reload::run(source.clone(), watched, changes, parts.clone()));
             }
@@ -118,12 +120,13 @@ fn serve_liveness(
     settings: &LivenessSettings,
     driver_socket: &Path,
     metrics: &Metrics,
+    ready: &DriverReady,
     parts: &Parts,
 ) -> anyhow::Result<()> {
     let address = &settings.address;
     let listener = address.listen().with_context(|| format!("cannot listen on {address} (--liveness-endpoint)"))?;
     info!(address = %address, "Starting liveness server");
-    let asked = Asked { driver_socket: driver_socket.to_owned(), timeout: settings.timeout, metrics: metrics.clone() };
+    let asked = Asked { driver_socket: driver_socket.to_owned(), timeout: settings.timeout, ready: ready.clone() };
     let answers = LivenessEndpoints {
         liveness: Some(Liveness::in_background(asked, settings.interval, parts)),
         metrics: Some(("/metrics".to_owned(), metrics.clone())),
