@@ -66,7 +66,9 @@ pub async fn run_rounds<P: Probe>(
             biased;
             () = stop.cancelled() => return,
             () = sleep_until(due) => Some(due),
-            () = async { sleep_until(events_from).await; probe.changed().await } => None,
+            // The gap after the event: a probe without events must not wake us for it. An event that is overtaken by the
+            // period has its round.
+            () = async { probe.changed().await; sleep_until(events_from).await } => None,
         };
         let started = Instant::now();
         let late = planned.map_or(Duration::ZERO, |planned| started - planned);
