@@ -181,7 +181,8 @@ func stand(stop context.Context, driver, through string) error {
 		return fmt.Errorf("the proxy ended (%w): %s", err, b.logged())
 	}
 	_ = b.process.Process.Signal(syscall.SIGTERM) // it may have ended by itself
-	return <-b.ended
+	<-b.ended
+	return nil
 }
 
 func wanted(name, only string) bool {
