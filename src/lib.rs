@@ -18,6 +18,7 @@ pub mod parts;
 pub mod path_watch;
 pub mod policy;
 pub mod probe;
+pub mod proxy;
 pub mod quiet;
 pub mod registration;
 pub mod shutdown;

@@ -4,7 +4,7 @@ use crate::grpc::code;
 use crate::grpc::connect::CallError;
 use crate::policy::outcome::{Health, Outcome, Reason};
 use prometheus::core::Collector;
-use prometheus::{Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec};
+use prometheus::{Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 use prometheus::{Opts, Registry, TextEncoder};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
@@ -17,6 +17,9 @@ const CALL_BUCKETS: [f64; 13] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0
 
 /// A look at a file takes microseconds, a command milliseconds; 3 s is the default timeout.
 const PROBE_BUCKETS: [f64; 10] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.25, 0.5, 1.0, 3.0];
+
+/// What methods of other services go by.
+const OTHER_METHOD: &str = "other";
 
 const VERDICTS: [Health; 3] = [Health::Unknown, Health::Healthy, Health::Unhealthy];
 
@@ -38,6 +41,8 @@ struct Families {
     kubelet_refusals: IntCounter,
     kubelet_silence: IntCounter,
     publications: IntCounter,
+    proxy_calls: IntGauge,
+    proxy_connections: IntGauge,
 }
 
 impl Metrics {
@@ -129,6 +134,14 @@ impl Metrics {
                 )),
                 &registry,
             ),
+            proxy_calls: known_good(
+                IntGauge::with_opts(in_ours("proxy_calls_in_flight", "Calls that are on their way through the proxy.")),
+                &registry,
+            ),
+            proxy_connections: known_good(
+                IntGauge::with_opts(in_ours("proxy_connections", "Connections that callers hold open at the proxy.")),
+                &registry,
+            ),
             registry,
         }))
     }
@@ -150,6 +163,22 @@ impl Metrics {
             },
         };
         self.0.calls.with_label_values(&[self.driver(), method, code::name(code)]).observe(took.as_secs_f64());
+    }
+
+    /// One call that passed the proxy. Methods of no CSI service count as one, as anybody may make them up.
+    pub fn observe_proxied(&self, method: &str, code: tonic::Code, took: Duration) {
+        let method = if method.starts_with("/csi.v1.") && method.len() <= 64 { method } else { OTHER_METHOD };
+        self.0.calls.with_label_values(&[self.driver(), method, code::name(code)]).observe(took.as_secs_f64());
+    }
+
+    /// One call on its way through the proxy, until it is dropped.
+    pub fn proxied_call(&self) -> Held {
+        Held::of(&self.0.proxy_calls)
+    }
+
+    /// One connection at the proxy, until it is dropped.
+    pub fn proxy_connection(&self) -> Held {
+        Held::of(&self.0.proxy_connections)
     }
 
     /// Whether the kubelet has the driver.
@@ -223,6 +252,23 @@ impl Metrics {
 impl Default for Metrics {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+/// One more on a gauge, as long as it is there.
+#[derive(Debug)]
+pub struct Held(IntGauge);
+
+impl Held {
+    fn of(gauge: &IntGauge) -> Self {
+        gauge.inc();
+        Self(gauge.clone())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.dec();
     }
 }
 

@@ -34,6 +34,8 @@ fn fully_used() -> Metrics {
     metrics.count_refusal();
     metrics.count_publication();
     metrics.count_silence();
+    metrics.observe_proxied("/csi.v1.Node/NodeGetInfo", tonic::Code::Ok, Duration::from_millis(1));
+    drop((metrics.proxied_call(), metrics.proxy_connection()));
     metrics
 }
 

@@ -1,0 +1,85 @@
+//! One connection of a caller's: takes its calls, and breaks when the driver broke off in the middle of an answer.
+
+use super::answer::refuse;
+use super::forward::End;
+use super::{CANCELLED_BEFORE_SEEN, CONNECTION_WINDOW_BYTES, SEND_BUFFER_BYTES, STREAM_WINDOW_BYTES};
+use crate::grpc::authority::AuthorityFix;
+use crate::parts::Parts;
+use bytes::Bytes;
+use h2::server::SendResponse;
+use h2::{Reason, RecvStream};
+use http::Request;
+use std::future::{Future, poll_fn};
+use std::time::Duration;
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+use tracing::debug;
+
+/// What is queued for a caller gets this long to leave, before its connection is cut.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Serves one connection to its end. `call` is run for each call; `stop` refuses new ones and lets those in flight finish.
+pub(super) async fn serve<F>(
+    stream: UnixStream,
+    parts: Parts,
+    stop: CancellationToken,
+    call: impl Fn(Request<RecvStream>, SendResponse<Bytes>) -> F,
+) where
+    F: Future<Output = End> + Send + 'static,
+{
+    let handshake = h2::server::Builder::new()
+        .initial_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_send_buffer_size(SEND_BUFFER_BYTES)
+        .max_pending_accept_reset_streams(CANCELLED_BEFORE_SEEN)
+        .max_local_error_reset_streams(None)
+        .handshake::<_, Bytes>(AuthorityFix::new(stream));
+    let mut connection = tokio::select! {
+        shaken = handshake => match shaken {
+            Ok(connection) => connection,
+            Err(error) => return debug!(error = &error as &dyn std::error::Error, "a caller's connection broke"),
+        },
+        () = stop.cancelled() => return,
+    };
+    let broken = CancellationToken::new();
+    let (stopped, broke) = (stop.cancelled(), broken.cancelled());
+    let (mut stopped, mut broke) = (std::pin::pin!(stopped), std::pin::pin!(broke));
+    let mut stopping = false;
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            () = &mut broke => break,
+            () = &mut stopped, if !stopping => {
+                stopping = true;
+                connection.graceful_shutdown();
+                continue;
+            }
+            accepted = connection.accept() => accepted,
+        };
+        match accepted {
+            Some(Ok((request, respond))) => {
+                let (call, broken) = (call(request, respond), broken.clone());
+                drop(parts.spawn_connection(async move {
+                    if call.await == End::BrokeOff {
+                        broken.cancel();
+                    }
+                }));
+            }
+            Some(Err(error)) => {
+                return debug!(error = &error as &dyn std::error::Error, "a caller's connection broke");
+            }
+            None => return,
+        }
+    }
+    // What the driver did to us, we do to the caller; what others had in full still leaves.
+    connection.abrupt_shutdown(Reason::NO_ERROR);
+    drop(timeout(LAST_WORDS, poll_fn(|context| connection.poll_closed(context))).await);
+}
+
+/// Answers every call on the connection with the same refusal.
+pub(super) async fn refuse_all(mut respond: SendResponse<Bytes>, status: Status) -> End {
+    refuse(&mut respond, &status);
+    End::Status(status.code())
+}

@@ -1,0 +1,207 @@
+//! The proxy socket: beside the driver's, root's alone, and put back when it is lost.
+
+use super::downstream;
+use super::forward::{End, forward};
+use super::upstream::Upstream;
+use crate::grpc::code;
+use crate::metrics::Metrics;
+use crate::parts::{Fatal, Parts};
+use crate::quiet::Quiet;
+use crate::registration::socket::{FileId, Found, PublishError, SocketPath};
+use bytes::Bytes;
+use h2::RecvStream;
+use h2::server::SendResponse;
+use http::Request;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Duration;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::time::{Instant, interval};
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Status};
+use tracing::{debug, info, warn};
+
+/// How often the path is looked at. A connection that fails meanwhile is tried again by the kubelet.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// After a failed `accept` (out of descriptors, say), so that the loop does not spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Who may call, by user id.
+pub type AllowedUids = BTreeSet<u32>;
+
+/// What the proxy serves with.
+#[derive(Debug, Clone)]
+pub struct ProxySettings {
+    /// Where the kubelet dials.
+    pub socket: SocketPath,
+    /// Where the driver listens.
+    pub driver_socket: std::path::PathBuf,
+    /// `--allowed-uids`.
+    pub allowed: AllowedUids,
+}
+
+/// The proxy, listening but not yet serving.
+pub struct Proxy {
+    settings: ProxySettings,
+    listener: UnixListener,
+    id: FileId,
+}
+
+impl Proxy {
+    /// Puts the proxy socket in its place, over one that a former agent left or still serves: the newest has it.
+    ///
+    /// # Errors
+    /// [`PublishError`] when it cannot be there. Nothing of anybody else's is touched.
+    pub fn listen(settings: ProxySettings) -> Result<Self, PublishError> {
+        let (listener, id) = settings.socket.publish()?;
+        info!(
+            socket.path = %settings.socket.path().display(),
+            driver.socket = %settings.driver_socket.display(),
+            "Proxy socket open"
+        );
+        Ok(Self { settings, listener, id })
+    }
+
+    /// Serves until `stop`; then the socket goes, no call is taken any more, and those in flight go on.
+    pub fn serve(self, metrics: Metrics, parts: &Parts, stop: CancellationToken) {
+        let upstream = Upstream::new(&self.settings.driver_socket, parts);
+        let callers = Callers { upstream, metrics, allowed: self.settings.allowed, parts: parts.clone(), stop };
+        let mut place =
+            Place { socket: self.settings.socket, listener: self.listener, id: self.id, quiet: Quiet::default() };
+        parts.spawn("proxy", async move {
+            let mut looks = interval(LOOK_EVERY);
+            let stop = callers.stop.clone();
+            let mut quiet = Quiet::default();
+            loop {
+                tokio::select! {
+                    biased;
+                    () = stop.cancelled() => break,
+                    _ = looks.tick() => place.keep().await,
+                    accepted = place.listener.accept() => match accepted {
+                        Ok((stream, _)) => {
+                            quiet.end();
+                            callers.serve(stream);
+                        }
+                        Err(error) => {
+                            if quiet.begin_or_repeat(&error.to_string(), Instant::now()) {
+                                warn!(error = &error as &dyn std::error::Error, "cannot accept a connection on the proxy socket");
+                            }
+                            tokio::time::sleep(ACCEPT_PAUSE).await;
+                        }
+                    },
+                }
+            }
+            // A successor may have the path; then it stays.
+            drop(place.socket.withdraw(place.id));
+            Ok::<(), Fatal>(())
+        });
+    }
+}
+
+/// Our socket at its path.
+struct Place {
+    socket: SocketPath,
+    listener: UnixListener,
+    id: FileId,
+    quiet: Quiet,
+}
+
+impl Place {
+    /// Puts the socket back when it is lost; a live one of somebody else's is our successor's.
+    async fn keep(&mut self) {
+        let lost = match self.socket.found() {
+            Ok(Found::Socket(id)) if id == self.id => {
+                self.quiet.end();
+                false
+            }
+            Ok(Found::Socket(_)) => is_dead(self.socket.path()).await,
+            Ok(Found::Nothing) => true,
+            // Publishing says what is wrong.
+            Ok(Found::NotASocket) | Err(_) => true,
+        };
+        if !lost {
+            return;
+        }
+        match self.socket.publish() {
+            Ok((listener, id)) => {
+                (self.listener, self.id) = (listener, id);
+                warn!(socket.path = %self.socket.path().display(), "the proxy socket was lost and is in its place again");
+            }
+            Err(error) => {
+                if self.quiet.begin_or_repeat(&error.to_string(), Instant::now()) {
+                    warn!(error = &error as &dyn std::error::Error, "the proxy socket is lost; trying again");
+                }
+            }
+        }
+    }
+}
+
+async fn is_dead(path: &Path) -> bool {
+    match UnixStream::connect(path).await {
+        Ok(_) => false,
+        Err(error) => {
+            matches!(error.kind(), std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound)
+        }
+    }
+}
+
+/// What each connection needs.
+#[derive(Clone)]
+struct Callers {
+    upstream: Upstream,
+    metrics: Metrics,
+    allowed: AllowedUids,
+    parts: Parts,
+    stop: CancellationToken,
+}
+
+impl Callers {
+    fn serve(&self, stream: UnixStream) {
+        let uid = stream.peer_cred().ok().map(|peer| peer.uid());
+        let (parts, stop) = (self.parts.clone(), self.stop.clone());
+        if !uid.is_some_and(|uid| self.allowed.contains(&uid)) {
+            let status = Status::new(Code::PermissionDenied, self.refusal(uid));
+            warn!(peer.uid = uid, "a caller on the proxy socket is refused: {}", status.message());
+            drop(self.parts.spawn_connection(downstream::serve(stream, parts, stop, move |_, respond| {
+                downstream::refuse_all(respond, status.clone())
+            })));
+            return;
+        }
+        let (upstream, metrics, held) = (self.upstream.clone(), self.metrics.clone(), self.metrics.proxy_connection());
+        let served = downstream::serve(stream, parts, stop, move |request, respond| {
+            one_call(request, respond, upstream.clone(), metrics.clone())
+        });
+        drop(self.parts.spawn_connection(async move {
+            let _held = held;
+            served.await;
+        }));
+    }
+
+    fn refusal(&self, uid: Option<u32>) -> String {
+        let allowed = self.allowed.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+        let Some(uid) = uid else {
+            return "csi-warden: the caller's user is not known".to_owned();
+        };
+        let namespace = match uid {
+            65534 => " (which is also how a user of another user namespace looks)",
+            _ => "",
+        };
+        format!("csi-warden: user {uid}{namespace} may not call the CSI driver: --allowed-uids is {allowed}")
+    }
+}
+
+/// One call, counted, and told at `--v=4` by method, code and time; never a payload, which may carry secrets.
+async fn one_call(
+    request: Request<RecvStream>,
+    respond: SendResponse<Bytes>,
+    upstream: Upstream,
+    metrics: Metrics,
+) -> End {
+    let (began, _held, target) = (Instant::now(), metrics.proxied_call(), request.uri().clone());
+    let end = forward(request, respond, &upstream).await;
+    let (code, took) = (end.code(), began.elapsed());
+    metrics.observe_proxied(target.path(), code, took);
+    debug!(grpc.method = target.path(), grpc.code = code::name(code), ?took, "GRPC proxied call");
+    end
+}
