@@ -89,6 +89,9 @@ class Bed:
             found.append(self.stand("socat", "socat UNIX-LISTEN:$PROXY,fork,backlog=1024 UNIX-CONNECT:$DRIVER"))
         if shutil.which("nginx"):
             found.append(self.stand("nginx", str(HERE / "nginx.sh")))
+        for peer in self.args.peer:
+            name, _, words = peer.partition("=")
+            found.append(self.stand(name, words))
         return [*found, self.ours("ours")]
 
     def ours(self, folder: str) -> Way:
@@ -227,6 +230,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--only", default="")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=WORDS")
     args = parser.parse_args()
     args.only = args.only.split(",") if args.only else [*PATTERNS, "memory"]
     unknown = set(args.only) - {*PATTERNS, "memory"}
