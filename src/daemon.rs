@@ -1,10 +1,13 @@
 //! Starts the parts, and stops them together.
 
+mod fence;
 mod health;
+mod proxied;
 mod reload;
 pub(crate) mod rules;
 
-use crate::config::settings::{LivenessSettings, Reaction, Settings};
+use crate::config::proxy::ProxySettings;
+use crate::config::settings::{Health, LivenessSettings, Settings};
 use crate::config::watched::Watched;
 use crate::driver_name::{Unfit, discover};
 use crate::http::{self, Diagnostics, LivenessEndpoints};
@@ -12,14 +15,19 @@ use crate::liveness::{Asked, Liveness};
 use crate::metrics::Metrics;
 use crate::parts::Parts;
 use crate::policy::admission::Admission;
+use crate::policy::reaction::{Reaction, Rules};
 use crate::policy::registration::RegistrationTimings;
+use crate::policy::volumes::{Completeness, Gap, VolumeTable};
+use crate::proxy::gate::{Gate, GateRules};
+use crate::proxy::volumes::Volumes;
 use crate::registration::socket::{NameError, SocketPath};
 use crate::registration::{self, Phase, RegistrationPart, Status};
 use crate::state_file::StateFile;
 use crate::status::server::Sources;
 use crate::status::{self as status_socket};
 use anyhow::{Context, anyhow};
-use health::HealthPart;
+use health::{HealthPart, Heard};
+use proxied::{Proxied, Way};
 use rules::asks;
 use std::path::Path;
 use std::time::Duration;
@@ -31,6 +39,41 @@ use tracing::{error, info, warn};
 /// Connections in flight get this long after the registration socket is unlinked.
 const STOP_GRACE: Duration = Duration::from_secs(2);
 
+/// Calls in flight get this long to finish: a pod has 30 s by default before it is killed.
+const CALL_GRACE: Duration = Duration::from_secs(20);
+
+/// The last word on disk gets this long.
+const RECORD_GRACE: Duration = Duration::from_secs(5);
+
+/// What ends after the rest, one after the other: the proxy's socket, once the registration is withdrawn; its calls; what keeps a record
+/// of them.
+struct Late {
+    refuse_calls: CancellationToken,
+    calls: Parts,
+    close_records: CancellationToken,
+    records: Parts,
+}
+
+impl Late {
+    fn new(parts: &Parts) -> Self {
+        Self {
+            refuse_calls: CancellationToken::new(),
+            calls: parts.apart(),
+            close_records: CancellationToken::new(),
+            records: parts.apart(),
+        }
+    }
+
+    async fn finish(self) {
+        self.refuse_calls.cancel();
+        if !self.calls.finished(CALL_GRACE).await {
+            warn!("calls are still in flight after {CALL_GRACE:?}; they break now");
+        }
+        self.close_records.cancel();
+        self.records.finished(RECORD_GRACE).await;
+    }
+}
+
 /// Runs until `stop`, or until a part fails.
 ///
 /// # Errors
@@ -38,11 +81,13 @@ const STOP_GRACE: Duration = Duration::from_secs(2);
 pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<()> {
     let (status, statuses) = watch::channel(Status::waiting(Instant::now().into_std()));
     let parts = Parts::new(stop);
-    let result = start(&settings, &parts, status, statuses).await;
+    let late = Late::new(&parts);
+    let result = start(&settings, &parts, &late, status, statuses).await;
     if result.is_err() {
         parts.stop().cancel();
     }
     let stopped = parts.stopped(STOP_GRACE).await;
+    late.finish().await;
     result?;
     stopped.map_err(|(part, error)| anyhow!(error).context(format!("the {part} failed")))
 }
@@ -50,6 +95,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
 async fn start(
     settings: &Settings,
     parts: &Parts,
+    late: &Late,
     status: watch::Sender<Status>,
     statuses: watch::Receiver<Status>,
 ) -> anyhow::Result<()> {
@@ -71,37 +117,76 @@ async fn start(
     let Some((driver_name, socket)) = driver_name(settings, &metrics, parts.stop(), &status).await? else {
         return Ok(());
     };
-    let (admission, view) = match &settings.health {
-        Some(health) => {
-            let watched =
-                Watched { probes: health.probes.clone(), groups: health.groups.clone(), warnings: Vec::new() };
-            let state = StateFile::new(&settings.state_folder, &driver_name, asks(&watched), &settings.proc_root);
-            let (changes, changed) = mpsc::channel(1);
-            let told = HealthPart::start(health, state, changed, metrics.clone(), parts);
-            if let Some(source) = &settings.source {
-                parts.spawn("settings", reload::run(source.clone(), watched, changes, parts.clone()));
-            }
-            (told.admission, Some(told.view))
-        }
-        // Nobody to ask: exactly the registrar that this replaces.
-        None => (watch::channel(Admission::Show).1, None),
+    let node = proxied::Node {
+        driver_name: &driver_name,
+        driver_socket: &settings.driver_socket,
+        endpoint: &settings.endpoint,
+        state_folder: &settings.state_folder,
+        proc_root: &settings.proc_root,
+        timeout: settings.timeout,
     };
-    if let Some(view) = view {
+    let (proxied, bypass) = match proxied::choose(settings.proxy.as_ref(), &node).await? {
+        Way::Through(proxied) => (Some(proxied), false),
+        Way::Around => (None, false),
+        Way::Bypass => (None, true),
+    };
+    let volumes = match &proxied {
+        Some(proxied) => proxied.volumes.clone(),
+        None => Volumes::new(VolumeTable::new(Completeness::Incomplete(Gap::NotFollowed))),
+    };
+    let endpoint = proxied.as_ref().map_or_else(|| settings.endpoint.clone(), |proxied| proxied.endpoint.clone());
+    let (orders, ordered) = mpsc::channel(1);
+    let fence = if settings.health.is_some() || proxied.is_some() {
+        let health = settings.health.clone().unwrap_or_else(Health::nobody);
+        let rules = reaction_rules(settings, &health, proxied.is_some(), bypass);
+        let watched = Watched { probes: health.probes.clone(), groups: health.groups.clone(), warnings: Vec::new() };
+        let state = StateFile::new(&settings.state_folder, &driver_name, asks(&watched), &settings.proc_root);
+        let (changes, changed) = mpsc::channel(1);
+        let heard = Heard { changes: changed, volumes: volumes.clone(), orders: ordered };
+        let told = HealthPart::start(&health, rules, state, heard, metrics.clone(), parts);
+        if let Some(source) = &settings.source {
+            parts.spawn("settings", reload::run(source.clone(), watched, changes, parts.clone()));
+        }
         let path = settings
             .status_socket
             .clone()
             .unwrap_or_else(|| settings.state_folder.join(format!("{driver_name}{}", status_socket::server::SUFFIX)));
-        status_socket::server::serve(&path, Sources { status: status.subscribe(), health: Some(view) }, parts);
-    }
-    if settings.health.as_ref().is_some_and(|health| health.reaction == Reaction::Deregister) {
-        let name = Some(driver_name.clone());
-        status.send_modify(|status| (status.phase, status.driver_name) = (Phase::WaitingForHealth, name));
+        let sources = Sources {
+            status: status.subscribe(),
+            health: Some(told.view.clone()),
+            volumes: proxied.as_ref().map(|proxied| proxied.volumes.clone()),
+            fence: told.fence.clone(),
+            orders: proxied.is_some().then_some(orders),
+        };
+        status_socket::server::serve(&path, sources, parts);
+        if rules.reaction != Reaction::Observe {
+            let name = Some(driver_name.clone());
+            status.send_modify(|status| (status.phase, status.driver_name) = (Phase::WaitingForHealth, name));
+        }
+        Some(told)
+    } else {
+        None
+    };
+    let admission = match &fence {
+        Some(told) => told.admission.clone(),
+        // Nobody to ask: exactly the registrar that this replaces.
+        None => watch::channel(Admission::Show).1,
+    };
+    if let (Some(proxied), Some(told), Some(proxy)) = (proxied, fence, &settings.proxy) {
+        let Proxied { proxy: listening, volumes, file, crashes, .. } = *proxied;
+        let gate = Gate::new(&driver_name, gate_rules(proxy), told.fence, volumes.clone(), metrics.clone());
+        listening.serve(gate, metrics.clone(), parts, &late.calls, late.refuse_calls.clone());
+        let close = late.close_records.clone();
+        late.records.spawn("record of volumes", async move {
+            volumes.keep(file, crashes, close).await;
+            Ok(())
+        });
     }
     let (part, calls) = RegistrationPart::new(
         registration::Settings {
             driver_socket: settings.driver_socket.clone(),
             driver_name,
-            endpoint: settings.endpoint.clone(),
+            endpoint,
             socket,
             timings: RegistrationTimings::default(),
         },
@@ -109,8 +194,35 @@ async fn start(
         status,
         metrics,
     );
-    parts.spawn("registration", part.run(calls, admission));
+    // First the kubelet is told, then its calls are refused.
+    let then = late.refuse_calls.clone().drop_guard();
+    parts.spawn("registration", async move {
+        let _then = then;
+        part.run(calls, admission).await
+    });
     Ok(())
+}
+
+fn gate_rules(settings: &ProxySettings) -> GateRules {
+    GateRules {
+        refusal_code: settings.refusal_code,
+        topology: settings.topology.clone(),
+        // Zero would mean "no limit" to the kubelet.
+        fence_max_volumes: settings.fence_max_volumes.then_some(1),
+    }
+}
+
+/// What unhealthy does on the way that was chosen.
+fn reaction_rules(settings: &Settings, health: &Health, proxied: bool, bypass: bool) -> Rules {
+    let left_to_us = settings.proxy.as_ref().is_some_and(|proxy| proxy.reaction_is_default);
+    let reaction = if bypass {
+        Reaction::Observe
+    } else if left_to_us && !proxied {
+        Reaction::Deregister
+    } else {
+        health.rules.reaction
+    };
+    Rules { reaction, ..health.rules }
 }
 
 /// livenessprobe's duty, from before the driver is there: nothing that waits may come first.

@@ -1,8 +1,8 @@
 //! What the health part knows, for people.
 
 use crate::config::probes::ProbeSettings;
-use crate::config::settings::Reaction;
 use crate::policy::outcome::{Health, Outcome};
+use crate::policy::reaction::{Override, Reaction};
 use std::time::Instant;
 
 /// The verdict and the probes at one moment.
@@ -18,6 +18,8 @@ pub struct HealthView {
     pub probes: Vec<ProbeView>,
     /// What an unhealthy verdict does.
     pub reaction: Reaction,
+    /// An operator's word that goes over it.
+    pub forced: Option<Override>,
 }
 
 /// One probe.

@@ -12,6 +12,7 @@ pub mod driver_name;
 pub mod grpc;
 pub mod health_view;
 pub mod http;
+pub mod kept_file;
 pub mod liveness;
 pub mod metrics;
 pub mod parts;

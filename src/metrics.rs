@@ -41,6 +41,9 @@ struct Families {
     kubelet_refusals: IntCounter,
     kubelet_silence: IntCounter,
     publications: IntCounter,
+    fenced: IntGaugeVec,
+    fence_refusals: IntCounterVec,
+    volumes: IntGauge,
     proxy_calls: IntGauge,
     proxy_connections: IntGauge,
 }
@@ -134,6 +137,24 @@ impl Metrics {
                 )),
                 &registry,
             ),
+            fenced: known_good(
+                IntGaugeVec::new(
+                    in_ours("fenced", "1 while new volumes are refused; else 0. By what put the fence up."),
+                    &["driver_name", "by"],
+                ),
+                &registry,
+            ),
+            fence_refusals: known_good(
+                IntCounterVec::new(in_ours("fence_refusals_total", "Calls that the fence refused."), &["method"]),
+                &registry,
+            ),
+            volumes: known_good(
+                IntGauge::with_opts(in_ours(
+                    "volumes_in_use",
+                    "Volumes that are staged or published here, as far as known.",
+                )),
+                &registry,
+            ),
             proxy_calls: known_good(
                 IntGauge::with_opts(in_ours("proxy_calls_in_flight", "Calls that are on their way through the proxy.")),
                 &registry,
@@ -169,6 +190,23 @@ impl Metrics {
     pub fn observe_proxied(&self, method: &str, code: tonic::Code, took: Duration) {
         let method = if method.starts_with("/csi.v1.") && method.len() <= 64 { method } else { OTHER_METHOD };
         self.0.calls.with_label_values(&[self.driver(), method, code::name(code)]).observe(took.as_secs_f64());
+    }
+
+    /// The fence is up, put there by `health` or `override`; or `None`: it is down.
+    pub fn set_fenced(&self, by: Option<&str>) {
+        for one in ["health", "override"] {
+            self.0.fenced.with_label_values(&[self.driver(), one]).set((by == Some(one)).into());
+        }
+    }
+
+    /// The fence refused a call of this method.
+    pub fn count_fence_refusal(&self, method: &str) {
+        self.0.fence_refusals.with_label_values(&[method]).inc();
+    }
+
+    /// How many volumes are known to be here.
+    pub fn set_volumes_in_use(&self, count: usize) {
+        self.0.volumes.set(count.try_into().unwrap_or(i64::MAX));
     }
 
     /// One call on its way through the proxy, until it is dropped.

@@ -25,6 +25,18 @@ impl Parts {
         Self { stop, tracker: TaskTracker::new(), failure: Arc::default() }
     }
 
+    /// A set of its own for connections that are to end later than the rest: it shares the stop and the failure, and
+    /// [`Self::finished`] waits for it alone.
+    pub fn apart(&self) -> Self {
+        Self { stop: self.stop.clone(), tracker: TaskTracker::new(), failure: Arc::clone(&self.failure) }
+    }
+
+    /// Waits until all connections of this set have ended, or `grace` has passed.
+    pub async fn finished(self, grace: Duration) -> bool {
+        self.tracker.close();
+        timeout(grace, self.tracker.wait()).await.is_ok()
+    }
+
     /// Cancelled when all must end.
     pub fn stop(&self) -> &CancellationToken {
         &self.stop

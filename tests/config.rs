@@ -69,11 +69,20 @@ fn what_cannot_be_is_refused_by_file_line_and_field() {
         ("\ntimeout: 3\n".to_owned(), "warden.yaml:2: timeout: \"3\" is not a duration: use a number with a unit"),
         ("timeout:\n".to_owned(), "warden.yaml:1: timeout: has no value"),
         ("timeout: [1s]\n".to_owned(), "warden.yaml:1: timeout: must be a single value, not a list"),
-        ("failureThreshold: two\n".to_owned(), "warden.yaml:1: failureThreshold: \"two\": "),
+        ("failureThreshold: two\n".to_owned(), "warden.yaml:1: failureThreshold: \"two\" is not a whole number"),
         ("failureThreshold: 0\n".to_owned(), "warden.yaml:1: failureThreshold: --failure-threshold must be above zero"),
         ("enablePprof: yes\n".to_owned(), "warden.yaml:1: enablePprof: \"yes\" is not a boolean: use true or false"),
         ("onUnhealthy: panic\n".to_owned(), "warden.yaml:1: onUnhealthy: --on-unhealthy=\"panic\" is unknown"),
-        ("proxy: on\n".to_owned(), "warden.yaml:1: proxy: --proxy=on: this version does not have the proxy yet"),
+        ("proxy: maybe\n".to_owned(), "warden.yaml:1: proxy: --proxy=\"maybe\" is unknown"),
+        (
+            "proxy: off\nonUnhealthy: fence\n".to_owned(),
+            "warden.yaml:2: onUnhealthy: --on-unhealthy=fence needs the proxy",
+        ),
+        (
+            "topology: k8s.io/x=1\n".to_owned(),
+            "warden.yaml:1: topology: --topology: \"k8s.io/x=1\": the NodeRestriction",
+        ),
+        ("allowedUids: root\n".to_owned(), "warden.yaml:1: allowedUids: \"root\": "),
         ("recoveryHold: 1h\n".to_owned(), "warden.yaml:1: recoveryHold: --recovery-hold="),
         ("healthMaxAge: 1h\n".to_owned(), "warden.yaml:1: healthMaxAge: --health-dead-after="),
         ("probes:\n".to_owned(), "warden.yaml:1: probes: is empty"),
@@ -225,14 +234,16 @@ fn the_command_line_wins_and_print_says_where_each_value_is_from() {
         assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
     };
-    let typed = ["--start-grace=7s", "--csi-address", "/csi/csi.sock"];
+    let typed = ["--start-grace=7s", "--csi-address", "/csi/csi.sock", "--topology=b.io/y=2", "--topology", "c.io/z=3"];
     let all: Value = serde_json::from_str(&print(&[&typed[..], &["--output=json"]].concat())).unwrap();
     for (pointer, value, from) in [
         ("/startGrace", json!("7s"), "flag"),
         ("/failureThreshold", json!(3), "warden.yaml:2"),
         ("/successThreshold", json!(2), "default"),
         ("/enablePprof", json!(false), "default"),
-        ("/onUnhealthy", json!("deregister"), "default"),
+        ("/onUnhealthy", json!("fence-then-deregister"), "default"),
+        ("/topology", json!("b.io/y=2,c.io/z=3"), "flag"),
+        ("/allowedUids", json!("0"), "default"),
         ("/stateDir", json!("/csi"), "default"),
         ("/probes/0/name", json!("health-file"), "warden.yaml:3"),
         ("/probes/0/healthFile/path", json!("/h/health"), "warden.yaml:3"),
@@ -253,9 +264,14 @@ fn the_command_line_wins_and_print_says_where_each_value_is_from() {
     assert!(table.lines().any(|line| line.split_whitespace().eq(["startGrace", "7s", "flag"])), "{table}");
     assert!(!table.contains("sekrit"));
 
-    // What is printed as a file means the same.
+    // What is printed as a file is refused while a value is hidden, and then means the same.
     let yaml = print(&[&typed[..], &["--output=yaml"]].concat());
+    assert!(yaml.starts_with("# Values of env are hidden") && !yaml.contains("sekrit"), "{yaml}");
     fs::write(folder.path().join("warden.yaml"), &yaml).unwrap();
+    let (code, words) = code_and_words(&call(folder.path(), &["config", "check"], &[]));
+    assert!(code == 1 && words.contains("probes[0].exec.env.TOKEN: has no value"), "{code}: {words}");
+    let filled = yaml.replace("\"TOKEN\":", "\"TOKEN\": sekrit");
+    fs::write(folder.path().join("warden.yaml"), filled).unwrap();
     let again: Value = serde_json::from_str(&print(&["--output=json"])).unwrap();
     let values = |all: &Value| without_origins(all.clone());
     assert_eq!(values(&again), values(&all), "{yaml}");
@@ -281,6 +297,34 @@ fn odd_settings_are_warned_of() {
     assert_eq!(code, 0);
     assert!(words.contains("warning: warden.yaml:2: probes[0]: timeout 3s is above period 1s"), "{words}");
     assert!(words.contains("warning: warden.yaml: every probe has onFailure: warn"), "{words}");
+}
+
+#[test]
+fn a_warning_speaks_of_one_flag_and_of_several() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("warden.yaml"), "v: 0\n").unwrap();
+    for (flags, words) in [
+        (&["--probe-timeout=1s"][..], "so --probe-timeout has no effect"),
+        (&["--probe-timeout=1s", "--probe-interval=2s"], "so --probe-timeout, --probe-interval have no effect"),
+        (&["--state-dir=/s", "--flap-window=1m"], "so --flap-window, --state-dir have no effect"),
+    ] {
+        let (_, said) = code_and_words(&call(folder.path(), &["config", "check"], flags));
+        assert!(said.contains(words), "{said}");
+    }
+}
+
+#[test]
+fn numbers_may_have_gos_forms() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("warden.yaml"), "failureThreshold: 0b11\n").unwrap();
+    let typed = ["--health-port=0x2648", "-v=0x2", "--success-threshold=0_7", "--output=json"];
+    let output = call(folder.path(), &["config", "print"], &typed);
+    let all: Value = serde_json::from_slice(&output.stdout).unwrap();
+    for (key, number) in [("healthPort", 9800), ("v", 2), ("successThreshold", 7), ("failureThreshold", 3)] {
+        assert_eq!(all[key]["value"], json!(number), "{key}");
+    }
+    let (code, words) = code_and_words(&call(folder.path(), &["config", "print"], &["--health-port=0x"]));
+    assert!(code == 2 && words.contains("--health-port") && words.contains("\"0x\" is not a whole number"), "{words}");
 }
 
 #[test]

@@ -52,6 +52,11 @@ fn property(flag: &Arg) -> Value {
             property.insert("type".into(), json!("integer"));
             default.map(|default| json!(default.parse::<i64>().unwrap()))
         }
+        ("UIDS", default) => {
+            // A single one is a number in YAML.
+            property.insert("type".into(), json!(["string", "integer"]));
+            default.map(Value::String)
+        }
         (_, default) => {
             property.insert("type".into(), json!("string"));
             default.filter(|default| !default.is_empty()).map(Value::String)

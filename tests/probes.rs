@@ -104,6 +104,38 @@ async fn the_driver_is_asked_over_its_socket() {
     assert!(out.contains("\"warning\""), "{out}");
 }
 
+#[tokio::test]
+async fn a_csi_probe_of_a_file_asks_the_driver_where_it_is_told_to() {
+    let bed = Bed::new();
+    let _driver = bed.driver();
+    let file = bed.at("warden.yaml");
+    let config = format!("--config={}", file.display());
+    let address = format!("--csi-address={}", bed.driver_socket().display());
+    let ask = |flags: Vec<String>| {
+        tokio::task::spawn_blocking(move || run(&flags.iter().map(String::as_str).collect::<Vec<_>>()))
+    };
+    let probes = "probes: [{name: driver, type: csi}]\n";
+    fs::write(&file, probes).unwrap();
+    assert_eq!(ask(vec![config.clone()]).await.unwrap().0, Some(1), "nobody is at the default socket");
+    let (code, _, err) = ask(vec![config.clone(), address.clone()]).await.unwrap();
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    fs::write(&file, format!("csiAddress: {}\n{probes}", bed.driver_socket().display())).unwrap();
+    assert_eq!(ask(vec![config.clone()]).await.unwrap().0, Some(0), "the file's own address counts");
+    let nowhere = "--csi-address=/no/such.sock".to_owned();
+    assert_eq!(ask(vec![config.clone(), nowhere]).await.unwrap().0, Some(1), "the command line wins");
+    fs::write(&file, "probes: [{name: c, type: exec, exec: {command: [\"true\"]}}]\n").unwrap();
+    let (code, _, err) = ask(vec![config, address]).await.unwrap();
+    assert!(code == Some(0) && err.starts_with("warning: --csi-address has no effect"), "{err}");
+}
+
+#[test]
+fn a_variable_without_a_name_is_refused() {
+    for env in ["=x", "A=b,=x"] {
+        let (code, _, err) = run(&[&format!("--env={env}"), "--", "true"]);
+        assert!(code == Some(2) && err.contains("--env: \"=x\" names no variable"), "{code:?}: {err}");
+    }
+}
+
 #[test]
 fn json_has_the_settled_shape_and_groups_decide() {
     let bed = Bed::new();
@@ -173,7 +205,7 @@ fn what_cannot_be_meant_is_refused_with_both_flags_named() {
         (vec!["--liveness", &write, "--", "true"], ["--write", "--liveness"]),
         (vec!["--output=json", &write, "--", "true"], ["--output", "--write"]),
         (vec![&file, "--", "true"], ["-- COMMAND", "--config"]),
-        (vec![&file, "--csi-address=/csi.sock"], ["--config", "--csi-address"]),
+        (vec!["--csi-address=/csi.sock", "--", "true"], ["-- COMMAND", "--csi-address"]),
         (vec![&health, "--csi-address=/csi.sock"], ["--csi-address", "--health-file"]),
         (vec![&file, &health], ["--config", "--health-file"]),
         (vec!["--probe=a", "--", "true"], ["--probe", "--config"]),

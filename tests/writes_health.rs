@@ -17,7 +17,7 @@ fn one_run_prints_the_outcome_and_exits_accordingly() {
     for (script, code, words) in [
         ("exit 0", 0, "OK\n"),
         ("echo port 1 is DOWN; exit 1", 1, "ERROR port 1 is DOWN\n"),
-        ("exit 5", 2, "UNKNOWN ExecUnknown: sh exited with 5: \n"),
+        ("exit 5", 2, "UNKNOWN ExecUnknown: sh exited with 5\n"),
         ("sleep 60", 2, "UNKNOWN NotAnswering: sh did not end within 500ms and was killed\n"),
     ] {
         let output = probe().args(["--timeout=500ms", "--", "sh", "-c", script]).output().unwrap();

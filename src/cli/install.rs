@@ -6,6 +6,7 @@ use anyhow::Context;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use std::ffi::OsString;
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -47,15 +48,25 @@ fn copy_to(folder: &Path) -> anyhow::Result<PathBuf> {
     // Not by its name: the file may have been replaced since we started.
     let mut program = File::open("/proc/self/exe").context("cannot read this program")?;
     let path = folder.join("csi-warden");
-    let mut copy_over = || -> std::io::Result<()> {
+    let mut copy_over = || -> io::Result<()> {
         let mut copy = tempfile::Builder::new().prefix(".csi-warden-").tempfile_in(folder)?;
-        std::io::copy(&mut program, &mut copy)?;
+        io::copy(&mut program, &mut copy)?;
         copy.as_file().set_permissions(fs::Permissions::from_mode(0o755))?;
         // Not open for writing any more, or it could not be run yet.
         copy.into_temp_path().persist(&path).map_err(|error| error.error)
     };
-    copy_over().with_context(|| format!("cannot copy this program to {}", path.display()))?;
+    copy_over()
+        .map_err(without_temporary_name)
+        .with_context(|| format!("cannot copy this program to the folder {}", folder.display()))?;
     Ok(path)
+}
+
+/// Nobody knows the file's name for the time being, and by now it is gone.
+pub(super) fn without_temporary_name(error: io::Error) -> io::Error {
+    match error.to_string().split_once(" at path ") {
+        Some((cause, _)) => io::Error::new(error.kind(), cause),
+        None => error,
+    }
 }
 
 #[cfg(test)]
@@ -74,7 +85,10 @@ mod tests {
 
     #[test]
     fn a_missing_folder_is_named() {
-        let error = copy_to(Path::new("/no/such/folder")).unwrap_err();
-        assert!(format!("{error:#}").contains("/no/such/folder"));
+        let error = format!("{:#}", copy_to(Path::new("/no/such/folder")).unwrap_err());
+        assert!(error.ends_with("to the folder /no/such/folder: No such file or directory (os error 2)"), "{error}");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let error = format!("{:#}", copy_to(file.path()).unwrap_err());
+        assert!(error.ends_with(&format!("{}: Not a directory (os error 20)", file.path().display())), "{error}");
     }
 }

@@ -2,6 +2,7 @@
 
 use super::go_flags::parse_bool;
 use crate::config::go_duration::GoDuration;
+use crate::config::go_integer::level;
 use crate::telemetry::{Format, LogSettings, VModule};
 use clap::Args;
 use tracing::info;
@@ -10,7 +11,7 @@ use tracing::info;
 #[derive(Debug, Args)]
 pub struct LoggingFlags {
     /// Log verbosity: 4 logs each call, 5 more
-    #[arg(long, value_name = "LEVEL", default_value = "0", allow_negative_numbers = true, help_heading = "Logging")]
+    #[arg(long, value_name = "LEVEL", default_value = "0", allow_negative_numbers = true, value_parser = level, help_heading = "Logging")]
     v: i32,
     /// Verbosity by source file, such as socket=4,server=5 (text format only)
     #[arg(long, value_name = "PATTERN=N,…", default_value = "", hide_default_value = true, help_heading = "Logging")]

@@ -2,6 +2,7 @@
 
 pub mod config;
 pub mod demo;
+mod fence;
 pub mod go_flags;
 pub mod install;
 pub mod livenessprobe;
@@ -34,6 +35,7 @@ Commands (`csi-warden COMMAND --help` tells more):
   demo           play a failure and a recovery with an embedded driver and kubelet, without a cluster
   probe          ask probes once, until healthy, or again and again, and write the shared health file
   status         show what a running agent knows, and what would happen next
+  fence          on, off or auto: refuse new volumes on this node for a while, or let them in, whatever its health
   install        copy this program to a folder, for exec probes in other containers
   help           this text
   version        print the version";
@@ -64,6 +66,7 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
         "demo" => demo::main(rest),
         "probe" => probe::main(rest),
         "status" => status::main(rest),
+        "fence" => fence::main(rest),
         "install" => install::main(rest),
         "help" => run::main(&program, std::iter::once(OsString::from("--help"))),
         "version" => run::main(&program, std::iter::once(OsString::from("--version"))),

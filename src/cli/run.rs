@@ -5,6 +5,7 @@ use super::logging::LoggingFlags;
 use super::{COMMANDS, fail, print, usage};
 use crate::config::file::{self, ConfigFile, FileError, Problem};
 use crate::config::go_duration::GoDuration;
+use crate::config::go_integer::integer;
 use crate::config::settings::{self, Settings, SettingsErrors, Typed, TypedFile};
 use crate::config::watched::Watched;
 use crate::{daemon, shutdown, telemetry};
@@ -57,7 +58,7 @@ pub struct RunFlags {
     #[arg(long, value_name = "ADDR", default_value = "", hide_default_value = true, help_heading = "HTTP")]
     http_endpoint: String,
     /// Deprecated: as --http-endpoint=:PORT; 0: none
-    #[arg(long, value_name = "PORT", default_value = "0", allow_negative_numbers = true, help_heading = "HTTP")]
+    #[arg(long, value_name = "PORT", default_value = "0", allow_negative_numbers = true, value_parser = integer::<i64>, help_heading = "HTTP")]
     health_port: i64,
     /// Serve /debug/pprof/ on the HTTP address: what a Rust program can tell, and why not the rest
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set, help_heading = "HTTP")]
@@ -86,10 +87,10 @@ pub struct RunFlags {
     #[arg(long, value_name = "DURATION", default_value = "10m", help_heading = "Health")]
     health_dead_after: GoDuration,
     /// Failures in a row that make the driver unhealthy
-    #[arg(long, value_name = "N", default_value = "2", help_heading = "Health")]
+    #[arg(long, value_name = "N", default_value = "2", value_parser = integer::<u32>, help_heading = "Health")]
     failure_threshold: u32,
     /// Successes in a row that make it healthy again
-    #[arg(long, value_name = "N", default_value = "2", help_heading = "Health")]
+    #[arg(long, value_name = "N", default_value = "2", value_parser = integer::<u32>, help_heading = "Health")]
     success_threshold: u32,
     /// A failure is looked at again after this; writes of the same word within it count as one
     #[arg(long, value_name = "DURATION", default_value = "1s", help_heading = "Health")]
@@ -106,12 +107,15 @@ pub struct RunFlags {
     /// While nothing is known yet, the driver is registered after this
     #[arg(long, value_name = "DURATION", default_value = "10s", help_heading = "Health")]
     start_grace: GoDuration,
-    /// What an unhealthy verdict does: observe (tell only) or deregister [default: deregister]
+    /// What an unhealthy verdict does: observe, fence, deregister, fence-then-deregister [default: fence-then-deregister with the proxy, else deregister]
     #[arg(long, value_name = "REACTION", help_heading = "Health")]
     on_unhealthy: Option<String>,
-    /// Not in this version yet
-    #[arg(long, value_name = "MODE", hide = true)]
-    proxy: Option<String>,
+    /// fence-then-deregister: unhealthy for this long without a break, a driver without volumes is withdrawn
+    #[arg(long, value_name = "DURATION", default_value = "15s", help_heading = "Health")]
+    deregister_after: GoDuration,
+    /// fence-then-deregister: unhealthy for this long, the driver is withdrawn even with volumes in use; 0: never
+    #[arg(long, value_name = "DURATION", default_value = "0", help_heading = "Health")]
+    drain_timeout: GoDuration,
     /// Folder of the state file, which keeps the verdict over restarts [default: the driver socket's folder]
     #[arg(long, value_name = "DIR", help_heading = "Health")]
     state_dir: Option<PathBuf>,
@@ -121,6 +125,28 @@ pub struct RunFlags {
     /// Where the host's /proc is mounted; tells this boot from the last one
     #[arg(long, value_name = "DIR", default_value = "/proc", help_heading = "Health")]
     proc_root: PathBuf,
+
+    /// Whether calls pass through us, so that a fence can refuse new work: auto (with a health source), on, off
+    #[arg(long, value_name = "MODE", default_value = "auto", help_heading = "Proxy")]
+    proxy: String,
+    /// The socket that the kubelet dials, in the driver socket's folder [default: DRIVER-warden.sock beside the driver socket]
+    #[arg(long, value_name = "PATH", help_heading = "Proxy")]
+    proxy_socket: Option<PathBuf>,
+    /// What refuses stage and publish: auto (final if nothing of the volume can be here), failed-precondition, unavailable
+    #[arg(long, value_name = "CODE", default_value = "auto", help_heading = "Proxy")]
+    refusal_code: String,
+    /// Users who may call through the proxy, by number
+    #[arg(long, value_name = "UIDS", default_value = "0", value_delimiter = ',', help_heading = "Proxy")]
+    allowed_uids: Vec<u32>,
+    /// A topology segment for NodeGetInfo's answer; may be repeated. The driver's own values win
+    #[arg(long, value_name = "KEY=VALUE", value_delimiter = ',', help_heading = "Proxy")]
+    topology: Vec<String>,
+    /// File of such segments: lines of key=value, or a YAML map. Where --topology names the key, that counts
+    #[arg(long, value_name = "FILE", help_heading = "Proxy")]
+    topology_file: Option<PathBuf>,
+    /// While fenced, answer NodeGetInfo with a limit of one volume, so that the scheduler places no second one
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set, help_heading = "Proxy")]
+    fence_max_volumes: bool,
 
     #[command(flatten)]
     pub(super) logging: LoggingFlags,
@@ -176,7 +202,7 @@ impl Given {
         };
         let (file, problems) = file::examine(&path, &listed).map_err(GivenError::File)?;
         // Before the typed ones: the last one wins.
-        let (flags, matches) = parse(file.arguments().collect())?;
+        let (flags, matches) = parse(file.arguments(&typed).collect())?;
         Ok(Self { flags, matches, file: Some(file), problems, typed })
     }
 
@@ -281,10 +307,21 @@ impl RunFlags {
             ("flap_window", "--flap-window"),
             ("start_grace", "--start-grace"),
             ("on_unhealthy", "--on-unhealthy"),
+            ("deregister_after", "--deregister-after"),
+            ("drain_timeout", "--drain-timeout"),
             ("state_dir", "--state-dir"),
             ("status_socket", "--status-socket"),
             ("proc_root", "--proc-root"),
         ];
+        let proxy_only = [
+            ("proxy_socket", "--proxy-socket"),
+            ("refusal_code", "--refusal-code"),
+            ("allowed_uids", "--allowed-uids"),
+            ("topology", "--topology"),
+            ("topology_file", "--topology-file"),
+            ("fence_max_volumes", "--fence-max-volumes"),
+        ];
+        let drain_only = [("deregister_after", "--deregister-after"), ("drain_timeout", "--drain-timeout")];
         let liveness_only = [("probe_timeout", "--probe-timeout"), ("probe_interval", "--probe-interval")];
         let typed_of = |flags: &[(&str, &'static str)]| {
             flags.iter().filter(|(id, _)| typed_by_hand(id)).map(|(_, flag)| *flag).collect::<Vec<_>>()
@@ -309,7 +346,17 @@ impl RunFlags {
             flap_window: self.flap_window.0,
             start_grace: self.start_grace.0,
             on_unhealthy: self.on_unhealthy.clone(),
+            deregister_after: self.deregister_after.0,
+            drain_timeout: self.drain_timeout.0,
             proxy: self.proxy.clone(),
+            proxy_socket: self.proxy_socket.clone(),
+            refusal_code: self.refusal_code.clone(),
+            allowed_uids: self.allowed_uids.clone(),
+            topology: self.topology.clone(),
+            topology_file: self.topology_file.clone(),
+            fence_max_volumes: self.fence_max_volumes,
+            proxy_only_flags: typed_of(&proxy_only),
+            drain_only_flags: typed_of(&drain_only),
             state_dir: self.state_dir.clone(),
             status_socket: self.status_socket.clone(),
             proc_root: self.proc_root.clone(),

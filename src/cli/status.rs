@@ -1,13 +1,13 @@
 //! `csi-warden status`: asks a running agent over its status socket.
 
 use super::go_flags::{normalise, parse_bool};
-use super::look::{Look, line, wrapped};
-use super::run::RunFlags;
+use super::look::{Column, Look, fitting, line, row, titles, width, wrapped};
+use super::run::{Given, GivenError, RunFlags};
 use super::{USAGE, complain, fail, print, print_to_reader, usage};
 use crate::config::go_duration::GoDuration;
 use crate::status::next::shown;
 use crate::status::server::SUFFIX;
-use crate::status::snapshot::{ProbeNow, Snapshot};
+use crate::status::snapshot::{FenceNow, PlaceNow, ProbeNow, Snapshot, VolumesNow};
 use anyhow::{Context, anyhow, bail};
 use bytes::Bytes;
 use clap::{CommandFactory, FromArgMatches, Parser};
@@ -26,6 +26,12 @@ use tokio::time::timeout;
 /// The agent answers from memory.
 const DEADLINE: Duration = Duration::from_secs(5);
 
+/// The names before what is known.
+const NAME_COLUMNS: usize = 14;
+
+/// A terminal of fewer columns has no room beside the names.
+const NARROW: usize = 30;
+
 /// Where an agent's state usually lies, if its own flags cannot be read.
 const USUAL_FOLDERS: [&str; 2] = ["/csi", "/run/csi"];
 
@@ -33,7 +39,7 @@ const USUAL_FOLDERS: [&str; 2] = ["/csi", "/run/csi"];
 #[derive(Debug, Parser)]
 #[command(name = "csi-warden status", args_override_self = true, max_term_width = 110)]
 pub struct StatusFlags {
-    /// The agent's status socket [default: found by the flags of process 1, else in /csi and /run/csi]
+    /// The agent's status socket [default: found by the flags and the settings file of process 1, else in /csi and /run/csi]
     #[arg(long, value_name = "PATH")]
     status_socket: Option<PathBuf>,
     /// table or json
@@ -82,9 +88,7 @@ fn run(flags: &StatusFlags) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         loop {
-            let answer =
-                timeout(DEADLINE, ask(&socket)).await.map_err(|_elapsed| anyhow!("no answer within {DEADLINE:?}"));
-            let answer = answer.and_then(|answer| answer).with_context(|| format!("cannot ask {}", socket.display()));
+            let answer = ask(&socket).await.with_context(|| format!("cannot ask {}", socket.display()));
             if !flags.watch {
                 let (text, snapshot) = answer?;
                 print(&if flags.output == "json" { text } else { table(&snapshot, Look::of_stdout()) });
@@ -97,7 +101,11 @@ fn run(flags: &StatusFlags) -> anyhow::Result<ExitCode> {
                 Ok((text, _)) if flags.output == "json" => print_to_reader(&text),
                 Ok((_, snapshot)) => print_to_reader(&format!("{clear}{}", table(&snapshot, look))),
                 // It may be restarting; whoever watches wants to see it come back.
-                Err(error) => print_to_reader(&format!("{clear}{error:#}")),
+                Err(error) => {
+                    let words = format!("{error:#}");
+                    let words = if look.terminal { wrapped(&words, look.columns).join("\n") } else { words };
+                    print_to_reader(&format!("{clear}{words}"))
+                }
             };
             if shown.is_err() {
                 return Ok(ExitCode::SUCCESS);
@@ -115,30 +123,42 @@ fn exit_code(snapshot: &Snapshot) -> ExitCode {
 }
 
 async fn ask(socket: &Path) -> anyhow::Result<(String, Snapshot)> {
-    let stream = UnixStream::connect(socket).await?;
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let request = Request::get("/status").header("host", "localhost").body(Empty::<Bytes>::new())?;
-    let answer = async {
-        let response = sender.send_request(request).await?;
-        let status = response.status();
-        let body = response.into_body().collect().await?.to_bytes();
-        let text = String::from_utf8_lossy(&body).into_owned();
-        if status != StatusCode::OK {
-            bail!("{status}: {}", text.trim_end());
-        }
-        let snapshot = serde_json::from_str(&text).context("the answer is no snapshot of this version's")?;
-        Ok((text, snapshot))
-    };
-    tokio::pin!(answer);
-    tokio::select! {
-        answer = &mut answer => answer,
-        // The connection is done once the answer is in; whichever comes first.
-        _ = connection => answer.await,
+    let (status, text) = answer_of(socket, request).await?;
+    if status != StatusCode::OK {
+        bail!("{status}: {}", text.trim_end());
     }
+    let snapshot = serde_json::from_str(&text).context("the answer is no snapshot of this version's")?;
+    Ok((text, snapshot))
+}
+
+/// The agent's answer to one request.
+pub(super) async fn answer_of<B>(socket: &Path, request: Request<B>) -> anyhow::Result<(StatusCode, String)>
+where
+    B: hyper::body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let whole = async {
+        let stream = UnixStream::connect(socket).await?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+        let answer = async {
+            let response = sender.send_request(request).await?;
+            let status = response.status();
+            let body = response.into_body().collect().await?.to_bytes();
+            Ok((status, String::from_utf8_lossy(&body).into_owned()))
+        };
+        tokio::pin!(answer);
+        tokio::select! {
+            answer = &mut answer => answer,
+            // The connection is done once the answer is in; whichever comes first.
+            _ = connection => answer.await,
+        }
+    };
+    timeout(DEADLINE, whole).await.map_err(|_elapsed| anyhow!("no answer within {DEADLINE:?}"))?
 }
 
 /// In a container the agent is process 1, and its flags tell where its state lies.
-fn find_socket() -> anyhow::Result<PathBuf> {
+pub(super) fn find_socket() -> anyhow::Result<PathBuf> {
     let agent = flags_of_process_1();
     if let Some(named) = agent.as_ref().and_then(RunFlags::named_status_socket) {
         return Ok(named);
@@ -165,17 +185,30 @@ fn find_socket() -> anyhow::Result<PathBuf> {
 }
 
 fn flags_of_process_1() -> Option<RunFlags> {
-    let line = std::fs::read("/proc/1/cmdline").ok()?;
-    let mut arguments =
-        line.split(|byte| *byte == 0).filter(|word| !word.is_empty()).map(|word| OsStr::from_bytes(word).to_owned());
+    flags_of(&std::fs::read("/proc/1/cmdline").ok()?)
+}
+
+/// The flags of an agent with this command line, and what its settings file says besides.
+fn flags_of(command_line: &[u8]) -> Option<RunFlags> {
+    let mut arguments = command_line
+        .split(|byte| *byte == 0)
+        .filter(|word| !word.is_empty())
+        .map(|word| OsStr::from_bytes(word).to_owned());
     let program = arguments.next()?;
     let name = Path::new(&program).file_name()?.to_str()?;
     if !["csi-warden", "csi-node-driver-registrar"].contains(&name) {
         return None;
     }
     let arguments: Vec<OsString> = arguments.skip_while(|word| word == "run").collect();
-    let normalised = normalise(&RunFlags::command(), arguments);
-    RunFlags::try_parse_from(std::iter::once(program).chain(normalised.flags)).ok()
+    match Given::read(RunFlags::command(), arguments.iter().cloned()) {
+        Ok(given) => Some(given.flags),
+        Err(GivenError::Usage(_)) => None,
+        // The agent read it once, and goes on whatever becomes of it.
+        Err(GivenError::File(_)) => {
+            let flags = normalise(&RunFlags::command(), arguments).flags;
+            RunFlags::try_parse_from(std::iter::once(program).chain(flags)).ok()
+        }
+    }
 }
 
 fn sockets_in(folder: &Path) -> Vec<PathBuf> {
@@ -212,30 +245,91 @@ fn table(snapshot: &Snapshot, look: Look) -> String {
             lines.push(("", probe.map_or_else(|| reason.clone(), |probe| format!("{probe}: {reason}")), "lost"));
         }
     }
+    if let Some(fence) = &snapshot.fence {
+        lines.extend(fence_lines(fence));
+    }
+    if let Some(volumes) = &snapshot.volumes {
+        lines.push(("volumes", volumes_in_words(volumes), ""));
+    }
     lines.push(("next", snapshot.next.clone(), ""));
     let mut text = String::new();
     for (name, words, colour) in lines {
-        for (number, part) in wrapped(&words, look.columns.saturating_sub(14)).into_iter().enumerate() {
+        // Below the name where there is no room beside it.
+        let indent = if look.columns < NARROW { 2 } else { NAME_COLUMNS };
+        if look.columns < NARROW && !name.is_empty() {
+            line(&mut text, &look.cut(name));
+        }
+        for (number, part) in wrapped(&words, look.columns.saturating_sub(indent)).into_iter().enumerate() {
             let part = if colour.is_empty() { part } else { look.paint(&part, colour) };
-            line(&mut text, &format!("{:<14}{part}", if number == 0 { name } else { "" }));
+            let beside = if number == 0 && look.columns >= NARROW { name } else { "" };
+            line(&mut text, &format!("{beside:<indent$}{part}"));
         }
     }
     if !snapshot.probes.is_empty() {
         text.push('\n');
         probes(&mut text, &snapshot.probes, look);
     }
+    if let Some(volumes) = snapshot.volumes.as_ref().filter(|volumes| !volumes.places.is_empty()) {
+        text.push('\n');
+        places(&mut text, &volumes.places, look);
+    }
     text.trim_end().to_owned()
 }
 
+fn fence_lines(fence: &FenceNow) -> Vec<(&'static str, String, &'static str)> {
+    let mut lines = Vec::new();
+    match (&fence.reason, fence.for_seconds) {
+        (Some(reason), Some(lasted)) if fence.up => {
+            lines.push(("fence", format!("up for {}: new volumes are refused", shown(lasted)), "unhealthy"));
+            lines.push(("", reason.clone(), "lost"));
+        }
+        _ => lines.push(("fence", "down".to_owned(), "healthy")),
+    }
+    if let Some(word) = &fence.r#override {
+        let ends = shown(word.ends_in_seconds);
+        lines.push(("override", format!("{} for another {ends}: {}", word.fence, word.reason), "warning"));
+    }
+    lines
+}
+
+fn volumes_in_words(volumes: &VolumesNow) -> String {
+    match (volumes.in_use, &volumes.gap) {
+        (count, None) => format!("{count} in use"),
+        (count, Some(gap)) => format!("{count} known to be in use; there may be more: {gap}"),
+    }
+}
+
+/// Most that are listed; the rest is in the JSON.
+const MOST_PLACES: usize = 40;
+
+fn places(text: &mut String, places: &[PlaceNow], look: Look) {
+    line(text, &look.cut("VOLUMES"));
+    for place in places.iter().take(MOST_PLACES) {
+        let state = match place.presence.as_str() {
+            "there" => place.kind.clone(),
+            other => format!("{}, {other}", place.kind),
+        };
+        line(text, &look.cut(&format!("{} {state} at {}", place.volume, place.path)));
+    }
+    if let Some(more) = places.len().checked_sub(MOST_PLACES).filter(|more| *more > 0) {
+        line(text, &look.cut(&format!("and {more} more: --output json")));
+    }
+}
+
 fn probes(text: &mut String, probes: &[ProbeNow], look: Look) {
-    let name_width = probes.iter().map(|probe| probe.name.chars().count()).max().unwrap_or(0).clamp(5, 24);
-    line(
-        text,
-        &format!(
-            "{:<name_width$}  {:<11}  {:<7}  {:>6}  {:<9}  {:>6}",
-            "PROBE", "TYPE", "LAST", "AGE", "STREAK", "NEXT"
-        ),
-    );
+    let names = probes.iter().map(|probe| width(&probe.name)).max().unwrap_or(0).clamp(5, 24);
+    let left = |title, width, dispensable| Column { title, width, right: false, dispensable };
+    let right = |title, dispensable| Column { title, width: 6, right: true, dispensable };
+    let mut columns = [
+        left("PROBE", names, 0),
+        left("TYPE", 11, 4),
+        left("LAST", 7, 0),
+        right("AGE", 1),
+        left("STREAK", 9, 2),
+        right("NEXT", 3),
+    ];
+    let shown_columns = fitting(&mut columns, look.columns);
+    line(text, &look.cut(&titles(&columns, &shown_columns)));
     for probe in probes {
         let age = probe.age_seconds.map_or_else(|| "-".to_owned(), shown);
         let next = probe.next_in_seconds.map_or_else(|| "-".to_owned(), shown);
@@ -245,9 +339,15 @@ fn probes(text: &mut String, probes: &[ProbeNow], look: Look) {
             (bad, _) => format!("{bad}/{} bad", probe.failure_threshold),
         };
         let outcome = probe.outcome.as_deref().unwrap_or("-");
-        let painted = look.paint(&format!("{outcome:<7}"), outcome);
-        let name: String = probe.name.chars().take(name_width).collect();
-        line(text, &format!("{name:<name_width$}  {:<11}  {painted}  {age:>6}  {streak:<9}  {next:>6}", probe.r#type));
+        let cells = [
+            (probe.name.as_str(), None),
+            (probe.r#type.as_str(), None),
+            (outcome, Some(outcome)),
+            (age.as_str(), None),
+            (streak.as_str(), None),
+            (next.as_str(), None),
+        ];
+        line(text, &row(look, &columns, &shown_columns, &cells));
         if let Some(reason) = &probe.reason {
             let message = probe.message.as_deref().filter(|message| !message.is_empty());
             let words = message.map_or_else(|| reason.clone(), |message| format!("{reason}: {message}"));
@@ -291,6 +391,8 @@ mod tests {
         let mut snapshot = Snapshot {
             version: "0".into(),
             driver: Some("x.example.com".into()),
+            fence: None,
+            volumes: None,
             registration: RegistrationNow {
                 phase: "registered".into(),
                 for_seconds: 7500.0,
@@ -332,9 +434,47 @@ mod tests {
     }
 
     #[test]
+    fn no_line_is_wider_than_the_terminal_whatever_is_in_it() {
+        let mut odd = snapshot();
+        odd.registration.trouble = Some(format!("{} 網路斷了", "/a/very/long/path".repeat(9)));
+        odd.probes[0].name = "a-name-of-more-than-24-characters".into();
+        odd.probes[0].message = Some("網路斷了".repeat(20));
+        for columns in 14..130 {
+            let shown = table(&odd, Look { terminal: true, colours: false, columns });
+            let widest = shown.lines().map(width).max().unwrap();
+            assert!(widest <= columns, "{columns}:\n{shown}");
+            let titles = shown.lines().find(|line| line.starts_with("PROBE")).unwrap();
+            assert_eq!(titles.contains("TYPE"), columns >= 61, "{columns}: {titles}");
+        }
+        let shown = table(&odd, Look { terminal: false, colours: false, columns: 40 });
+        assert!(shown.contains("a-name-of-m…  failure      3s  1/2 bad\n"), "{shown}");
+        assert!(shown.contains("\ndisk          success      3s  12 good"), "{shown}");
+    }
+
+    #[test]
     fn colours_are_for_terminals() {
         assert!(table(&snapshot(), Look { terminal: false, colours: true, columns: 80 }).contains("\x1b[32m"));
         assert!(!table(&snapshot(), Look { terminal: false, colours: false, columns: 80 }).contains('\x1b'));
+    }
+
+    #[test]
+    fn an_agents_socket_is_found_by_its_flags_and_its_settings_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = folder.path().join("warden.yaml");
+        let found = |arguments: &str| {
+            let line = format!("/csi-warden run --config={} {arguments}", config.display()).replace(' ', "\0");
+            let flags = flags_of(line.as_bytes()).unwrap();
+            (flags.named_status_socket(), flags.state_folder())
+        };
+        assert_eq!(found("--csi-address=/c/s"), (None, "/c".into()), "without the file");
+        std::fs::write(&config, "csiAddress: /file/csi.sock\n").unwrap();
+        assert_eq!(found(""), (None, "/file".into()));
+        assert_eq!(found("--csi-address=/typed/csi.sock"), (None, "/typed".into()));
+        std::fs::write(&config, "csiAddress: /file/csi.sock\nstateDir: /state\nstatusSocket: /own.sock\n").unwrap();
+        assert_eq!(found(""), (Some("/own.sock".into()), "/state".into()));
+        std::fs::write(&config, "stateDir: /state\nstartGrace: soon\n").unwrap();
+        assert_eq!(found(""), (None, "/state".into()), "what is wrong since the start says nothing");
+        assert!(flags_of(b"/bin/sh\0-c\0csi-warden").is_none());
     }
 
     #[test]

@@ -107,9 +107,12 @@ fn lines(problems: &[Problem]) -> String {
 }
 
 impl ConfigFile {
-    /// The file's flags as the command line has them; they belong before the typed ones, which win.
-    pub fn arguments(&self) -> impl Iterator<Item = OsString> {
-        self.flags.iter().map(|flag| format!("--{}={}", flag.flag, flag.value).into())
+    /// The file's flags as the command line has them, without those that are typed there: these win, and lists do not grow.
+    pub fn arguments(&self, typed: &[String]) -> impl Iterator<Item = OsString> {
+        self.flags
+            .iter()
+            .filter(|flag| !typed.contains(&flag.flag))
+            .map(|flag| format!("--{}={}", flag.flag, flag.value).into())
     }
 
     /// Where the file sets the flag, if it does.
@@ -283,7 +286,7 @@ mod tests {
     fn flags_become_arguments_of_the_same_name() {
         let (file, problems) = understood("csiAddress: /c\nhealthMaxAge: 20s\nv: 4\nenablePprof: true\n");
         assert!(problems.is_empty(), "{problems:?}");
-        let arguments: Vec<_> = file.arguments().collect();
+        let arguments: Vec<_> = file.arguments(&[]).collect();
         assert_eq!(arguments, ["--csi-address=/c", "--health-max-age=20s", "--v=4", "--enable-pprof=true"]);
         assert_eq!(file.flag("v").map(|flag| flag.line), Some(3));
     }
@@ -307,7 +310,7 @@ mod tests {
                     prop_assert!((1..=text.lines().count() + 1).contains(&problem.line), "{}", problem);
                     prop_assert!(!problem.to_string().contains('\n'));
                 }
-                let arguments = std::iter::once("csi-warden".into()).chain(file.arguments());
+                let arguments = std::iter::once("csi-warden".into()).chain(file.arguments(&[]));
                 prop_assert!(FLAGS.clone().try_get_matches_from(arguments).is_ok());
             }
         }

@@ -3,11 +3,14 @@
 pub mod fields;
 pub mod file;
 pub mod go_duration;
+pub mod go_integer;
 pub mod listen;
 pub mod probes;
+pub mod proxy;
 pub mod settings;
 mod settings_error;
 pub mod source;
+mod topology;
 mod typed;
 pub mod watched;
 pub mod written;

@@ -2,12 +2,15 @@
 
 use super::listen::ListenAddress;
 use super::probes::{GroupSettings, ProbeSettings};
+use super::proxy::{self, ProxySettings};
 pub use super::settings_error::{SettingsError, SettingsErrors};
 use super::source::ConfigSource;
+use super::topology;
 pub use super::typed::{Typed, TypedFile};
 use super::watched::{Defaults, Watched};
 use crate::policy::damping::Hold;
 use crate::policy::probe_verdict::Thresholds;
+use crate::policy::reaction::{Reaction, Rules};
 use crate::registration::socket::MAX_SOCKET_PATH_BYTES;
 use rustix::fs::{Access, access};
 use std::io;
@@ -43,6 +46,8 @@ pub struct Settings {
     pub liveness: Option<LivenessSettings>,
     /// What is watched, if anything is. Without it this is the registrar it replaces, and nothing more.
     pub health: Option<Health>,
+    /// `--proxy`: between kubelet and driver, if we are there.
+    pub proxy: Option<ProxySettings>,
     /// `--config`: reads the file again.
     pub source: Option<ConfigSource>,
     /// `--state-dir`, or the driver socket's folder.
@@ -77,17 +82,21 @@ pub struct Health {
     pub hold: Hold,
     /// `--start-grace`.
     pub start_grace: Duration,
-    /// `--on-unhealthy`.
-    pub reaction: Reaction,
+    /// `--on-unhealthy` and its waits.
+    pub rules: Rules,
 }
 
-/// `--on-unhealthy`: what an unhealthy verdict does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reaction {
-    /// Tell, and touch nothing.
-    Observe,
-    /// Withdraw the registration socket.
-    Deregister,
+impl Health {
+    /// Nobody watches anything, and nothing is waited for: an operator alone decides about the fence.
+    pub fn nobody() -> Self {
+        Self {
+            probes: Vec::new(),
+            groups: Vec::new(),
+            hold: Hold { base: Duration::ZERO, max: Duration::ZERO, window: Duration::ZERO },
+            start_grace: Duration::ZERO,
+            rules: Rules { reaction: Reaction::Observe, deregister_after: Duration::ZERO, drain_timeout: None },
+        }
+    }
 }
 
 impl Settings {
@@ -101,12 +110,11 @@ impl Settings {
         let driver_socket = found.keep(driver_socket(&typed.csi_address));
         found.keep(fits("--plugin-registration-path", &typed.plugin_registration_path.join(SHORTEST_SOCKET_NAME)));
         found.keep(above_zero("--timeout", typed.timeout, ""));
-        if let Some(proxy) = &typed.proxy {
-            found.0.push(SettingsError::NoProxy(proxy.clone()));
-        }
         let http = found.keep(http(&typed.http_endpoint, typed.health_port));
         let liveness = found.keep(liveness(typed, http.as_ref().and_then(Option::as_ref)));
-        let reaction = found.keep(reaction(typed.on_unhealthy.as_deref()));
+        let topology = found.keep_all(topology::segments(&typed.topology, typed.topology_file.as_deref()));
+        let proxy = proxy::check(typed, driver_socket.as_deref(), endpoint.as_deref(), topology.unwrap_or_default());
+        let proxy = found.keep_all(proxy);
         found.keep(holds(typed));
         let defaults = defaults(typed, driver_socket.clone().unwrap_or_default(), &mut found);
         // Last, because it alone looks at the machine.
@@ -121,34 +129,35 @@ impl Settings {
             }
             None => None,
         };
-        let (true, Some(endpoint), Some(driver_socket), Some(http), Some(reaction), Some(defaults), Some(watched)) =
-            (found.0.is_empty(), endpoint, driver_socket, http, reaction, defaults, watched)
+        let (true, Some(endpoint), Some(driver_socket), Some(http), Some(proxy), Some(defaults), Some(watched)) =
+            (found.0.is_empty(), endpoint, driver_socket, http, proxy, defaults, watched)
         else {
             return Err(SettingsErrors { errors: found.0, file: file.cloned() });
         };
         let liveness = liveness.flatten();
         if liveness.is_none() && !typed.liveness_only_flags.is_empty() {
             warnings.push(format!(
-                "without --liveness-endpoint the driver is not probed, so {} has no effect",
-                typed.liveness_only_flags.join(", ")
+                "without --liveness-endpoint the driver is not probed, so {}",
+                no_effect(&typed.liveness_only_flags)
             ));
         }
         warnings.extend(watched.warnings);
         if watched.probes.is_empty() && !typed.health_only_flags.is_empty() {
             warnings.push(format!(
-                "without --health-file, or probes in --config, nothing is watched, so {} has no effect",
-                typed.health_only_flags.join(", ")
+                "without --health-file, or probes in --config, nothing is watched, so {}",
+                no_effect(&typed.health_only_flags)
             ));
         }
         if http.is_none() && typed.enable_pprof {
             warnings.push("--enable-pprof has no effect without --http-endpoint".to_owned());
         }
+        let (proxy, rules) = proxy.settle(typed, !watched.probes.is_empty(), &mut warnings);
         let health = (!watched.probes.is_empty()).then_some(Health {
             probes: watched.probes,
             groups: watched.groups,
             hold: Hold { base: typed.recovery_hold, max: typed.max_recovery_hold, window: typed.flap_window },
             start_grace: typed.start_grace,
-            reaction,
+            rules,
         });
         let state_folder = state_folder(typed.state_dir.as_deref(), &driver_socket);
         let source = typed
@@ -164,6 +173,7 @@ impl Settings {
             pprof: typed.enable_pprof,
             liveness,
             health,
+            proxy,
             source,
             state_folder,
             status_socket: typed.status_socket.clone(),
@@ -196,6 +206,11 @@ pub fn state_folder(typed: Option<&Path>, driver_socket: &Path) -> PathBuf {
     typed.or(parent).unwrap_or(Path::new(".")).to_owned()
 }
 
+/// `--a has no effect`, `--a, --b have no effect`
+fn no_effect(flags: &[&str]) -> String {
+    format!("{} {} no effect", flags.join(", "), if flags.len() == 1 { "has" } else { "have" })
+}
+
 /// Problems so far: one does not hide the next.
 struct Found(Vec<SettingsError>);
 
@@ -208,6 +223,10 @@ impl Found {
                 None
             }
         }
+    }
+
+    fn keep_all<T>(&mut self, result: Result<T, Vec<SettingsError>>) -> Option<T> {
+        result.map_err(|errors| self.0.extend(errors)).ok()
     }
 }
 
@@ -298,15 +317,6 @@ fn liveness(typed: &Typed, http: Option<&ListenAddress>) -> Result<Option<Livene
         return Err(SettingsError::SharedAddress { liveness: address, http: http.clone() });
     }
     Ok(Some(LivenessSettings { address, timeout: typed.probe_timeout, interval: typed.probe_interval }))
-}
-
-fn reaction(typed: Option<&str>) -> Result<Reaction, SettingsError> {
-    match typed {
-        None | Some("deregister") => Ok(Reaction::Deregister),
-        Some("observe") => Ok(Reaction::Observe),
-        Some(value @ ("fence" | "fence-then-deregister")) => Err(SettingsError::NeedsProxy(value.to_owned())),
-        Some(other) => Err(SettingsError::UnknownReaction(other.to_owned())),
-    }
 }
 
 fn holds(typed: &Typed) -> Result<(), SettingsError> {

@@ -93,19 +93,45 @@ pub enum SettingsError {
         /// Its value.
         other_value: Duration,
     },
-    /// A value of a flag that does not exist.
-    #[error("--on-unhealthy={0:?} is unknown: use observe or deregister")]
-    UnknownReaction(String),
-    /// Settled names whose part is not in this version.
-    #[error(
-        "--on-unhealthy={0} needs the proxy, which this version does not have yet: use deregister (the default with a health source) or observe"
-    )]
-    NeedsProxy(String),
-    /// As above.
-    #[error(
-        "--proxy={0}: this version does not have the proxy yet, so nothing can be set about it: leave the flag out"
-    )]
-    NoProxy(String),
+    /// A word that a flag does not know.
+    #[error("{flag}={value:?} is unknown: use {known}")]
+    UnknownWord {
+        /// Which.
+        flag: &'static str,
+        /// Its value.
+        value: String,
+        /// What it knows.
+        known: &'static str,
+    },
+    /// The proxy is switched off, and something needs it.
+    #[error("{flag}{value} needs the proxy, and --proxy=off: leave one of them out")]
+    NeedsProxy {
+        /// Which.
+        flag: &'static str,
+        /// `=value`, or nothing.
+        value: String,
+    },
+    /// Even the kubelet would be refused.
+    #[error("--allowed-uids is empty, so nobody could call the driver: 0 is the kubelet's")]
+    NobodyAllowed,
+    /// The kubelet could not find it.
+    #[error("--proxy-socket={} must be another file in the folder of --csi-address={}: the kubelet is told the same name in the folder of --kubelet-registration-path", .socket.display(), .driver_socket.display())]
+    ProxySocket {
+        /// As given.
+        socket: PathBuf,
+        /// The driver's.
+        driver_socket: PathBuf,
+    },
+    /// A segment that cannot be, or a file without any.
+    #[error("{flag}{}: {problem}", .line.map(|line| format!(": line {line}")).unwrap_or_default())]
+    TopologyFile {
+        /// The flag; a file's with its path.
+        flag: String,
+        /// In the file, from 1.
+        line: Option<usize>,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
     /// The file has no name.
     #[error("--health-file={} names no file", .0.display())]
     HealthFileHasNoName(PathBuf),
@@ -163,8 +189,11 @@ impl SettingsError {
             Self::SharedAddress { .. } => [Some("--liveness-endpoint"), Some("--http-endpoint")],
             Self::BadHealthPort(_) => [Some("--health-port"), None],
             Self::Contradiction { flag, other, .. } => [Some(flag), Some(other)],
-            Self::UnknownReaction(_) | Self::NeedsProxy(_) => [Some("--on-unhealthy"), None],
-            Self::NoProxy(_) => [Some("--proxy"), None],
+            Self::UnknownWord { flag, .. } => [Some(flag), None],
+            Self::NeedsProxy { flag, .. } => [Some(flag), Some("--proxy")],
+            Self::NobodyAllowed => [Some("--allowed-uids"), None],
+            Self::ProxySocket { .. } => [Some("--proxy-socket"), Some("--csi-address")],
+            Self::TopologyFile { flag, .. } => [flag.split('=').next(), None],
             Self::HealthFileHasNoName(_) => [Some("--health-file"), None],
             Self::InFile(_) => [None, None],
         }

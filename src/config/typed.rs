@@ -57,8 +57,24 @@ pub struct Typed {
     pub start_grace: Duration,
     /// `--on-unhealthy`
     pub on_unhealthy: Option<String>,
+    /// `--deregister-after`
+    pub deregister_after: Duration,
+    /// `--drain-timeout`
+    pub drain_timeout: Duration,
     /// `--proxy`
-    pub proxy: Option<String>,
+    pub proxy: String,
+    /// `--proxy-socket`
+    pub proxy_socket: Option<PathBuf>,
+    /// `--refusal-code`
+    pub refusal_code: String,
+    /// `--allowed-uids`
+    pub allowed_uids: Vec<u32>,
+    /// `--topology`, as key=value
+    pub topology: Vec<String>,
+    /// `--topology-file`
+    pub topology_file: Option<PathBuf>,
+    /// `--fence-max-volumes`
+    pub fence_max_volumes: bool,
     /// `--state-dir`
     pub state_dir: Option<PathBuf>,
     /// `--status-socket`
@@ -73,6 +89,10 @@ pub struct Typed {
     pub probe_interval: Duration,
     /// Flags that were typed and mean nothing without `--liveness-endpoint`.
     pub liveness_only_flags: Vec<&'static str>,
+    /// Flags that were typed and mean nothing without the proxy.
+    pub proxy_only_flags: Vec<&'static str>,
+    /// Flags that were typed and mean nothing but for `fence-then-deregister`.
+    pub drain_only_flags: Vec<&'static str>,
     /// Flags that were typed and mean nothing without a health source.
     pub health_only_flags: Vec<&'static str>,
     /// `--config`

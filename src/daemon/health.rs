@@ -1,24 +1,30 @@
 //! The part that turns outcomes into the verdict: waits, asks the policy, tells.
 
+use super::fence::FencePost;
 use super::rules::{asks, groups, rules};
 use super::{error, info, warn};
 use crate::config::probes::{ProbeKind, ProbeSettings};
-use crate::config::settings::{Health as Settings, Reaction};
+use crate::config::settings::Health as Settings;
 use crate::config::watched::Watched;
 use crate::health_view::{HealthView, ProbeView};
 use crate::metrics::Metrics;
 use crate::parts::{Fatal, Parts};
-use crate::policy::admission::{Admission, AdmissionPolicy, Evidence};
+use crate::policy::admission::{Admission, Evidence};
 use crate::policy::health::{Change, HealthPolicy};
 use crate::policy::outcome::{Health, Outcome};
+use crate::policy::reaction::{Facts, Override, ReactionPolicy, Rules};
+use crate::policy::volumes::{InUse, VolumeTable};
 use crate::probe::Probe;
 use crate::probe::csi::Csi;
 use crate::probe::exec::Exec;
 use crate::probe::health_file::HealthFile;
 use crate::probe::lane::Lane;
 use crate::probe::runner::{Report, RunnerId, Schedule, run_rounds};
+use crate::proxy::gate::FenceUp;
+use crate::proxy::volumes::Volumes;
 use crate::quiet::Quiet;
 use crate::state_file::StateFile;
+use crate::status::order::{FenceOrder, Ordered};
 use std::error::Error;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -34,10 +40,13 @@ const STATE_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) struct HealthPart {
     policy: HealthPolicy,
-    admission: AdmissionPolicy,
+    reactions: ReactionPolicy,
+    /// When the reaction may change by time alone.
+    next_decision: Option<std::time::Instant>,
     decided: watch::Sender<Admission>,
+    fence: FencePost,
     view: watch::Sender<HealthView>,
-    reaction: Reaction,
+    rules: Rules,
     state: StateFile,
     lane: Lane,
     state_quiet: Quiet,
@@ -61,20 +70,33 @@ struct Runner {
     quiet: Quiet,
 }
 
+/// What the part hears besides its probes.
+pub(super) struct Heard {
+    /// Other probes, after a change of the settings.
+    pub(super) changes: mpsc::Receiver<Watched>,
+    /// Volumes in use.
+    pub(super) volumes: Volumes,
+    /// An operator's word.
+    pub(super) orders: mpsc::Receiver<Ordered>,
+}
+
 /// What the part tells.
 pub(super) struct Told {
     /// Whether the registration socket may be shown.
     pub(super) admission: watch::Receiver<Admission>,
+    /// Whether calls about new volumes are refused, and why.
+    pub(super) fence: watch::Receiver<Option<FenceUp>>,
     /// Everything, for people.
     pub(super) view: watch::Receiver<HealthView>,
 }
 
 impl HealthPart {
-    /// Starts the probes and the part. `changes` brings other probes, after a change of the settings.
+    /// Starts the probes and the part.
     pub(super) fn start(
         settings: &Settings,
+        rules_of_reaction: Rules,
         state: StateFile,
-        changes: mpsc::Receiver<Watched>,
+        heard: Heard,
         metrics: Metrics,
         parts: &Parts,
     ) -> Told {
@@ -94,26 +116,25 @@ impl HealthPart {
             Ok(None) => {}
             Err(error) => warn!(error = &error as &dyn Error, "the previous run's verdict is lost; beginning afresh"),
         }
-        // Observing never touches the registration: it is shown whatever the verdict.
-        let first = match settings.reaction {
-            Reaction::Observe => Admission::Show,
-            Reaction::Deregister => Admission::Wait,
-        };
-        let (decided, admission) = watch::channel(first);
+        let (decided, admission) = watch::channel(Admission::Wait);
+        let (up, fence) = watch::channel(None);
         let (reports, received) = mpsc::channel(16);
         let (view, seen) = watch::channel(HealthView {
             verdict: None,
             cause: None,
             release_at: None,
             probes: Vec::new(),
-            reaction: settings.reaction,
+            reaction: rules_of_reaction.reaction,
+            forced: None,
         });
         let mut part = Self {
             policy,
-            admission: AdmissionPolicy::new(now, settings.start_grace),
+            reactions: ReactionPolicy::new(rules_of_reaction, now, settings.start_grace),
+            next_decision: None,
             decided,
+            fence: FencePost::new(up, metrics.clone()),
             view,
-            reaction: settings.reaction,
+            rules: rules_of_reaction,
             state,
             lane: Lane::new("state"),
             state_quiet: Quiet::default(),
@@ -125,9 +146,10 @@ impl HealthPart {
         };
         part.run_probes(watched.probes);
         part.metrics.set_verdict(part.policy.health());
+        part.decide(heard.volumes.look(VolumeTable::in_use));
         part.show();
-        parts.spawn("health", part.run(received, changes));
-        Told { admission, view: seen }
+        parts.spawn("health", part.run(received, heard));
+        Told { admission, fence, view: seen }
     }
 
     /// Starts the probes that do not run yet in just this way, and stops those that are gone.
@@ -181,11 +203,9 @@ impl HealthPart {
         });
     }
 
-    async fn run(
-        mut self,
-        mut received: mpsc::Receiver<Report>,
-        mut changes: mpsc::Receiver<Watched>,
-    ) -> Result<(), Fatal> {
+    async fn run(mut self, mut received: mpsc::Receiver<Report>, heard: Heard) -> Result<(), Fatal> {
+        let Heard { mut changes, volumes, mut orders } = heard;
+        let mut volume_changes = volumes.changes();
         let stop = self.parts.stop().clone();
         loop {
             let deadline = self.deadline();
@@ -194,6 +214,11 @@ impl HealthPart {
                 () = stop.cancelled() => return Ok(()),
                 Some(report) = received.recv() => self.take_in(report),
                 Some(watched) = changes.recv() => self.watch_others(watched),
+                Some(ordered) = orders.recv() => {
+                    self.obey(ordered);
+                    None
+                }
+                Ok(()) = volume_changes.changed() => None,
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                     self.policy.poll(Instant::now().into_std())
                 }
@@ -202,7 +227,8 @@ impl HealthPart {
                 self.tell(change);
             }
             // The socket first, the state after: a slow disk must not delay the kubelet.
-            self.decide();
+            volume_changes.mark_unchanged();
+            self.decide(volumes.look(VolumeTable::in_use));
             self.show();
             if change.is_some() {
                 self.save().await;
@@ -213,11 +239,7 @@ impl HealthPart {
     /// When time alone may change something; never in the past, or the loop would spin.
     fn deadline(&self) -> Option<Instant> {
         let now = Instant::now().into_std();
-        let admission = match self.reaction {
-            Reaction::Observe => None,
-            Reaction::Deregister => self.admission.deadline(now),
-        };
-        [self.policy.deadline(now), admission].into_iter().flatten().min().map(Instant::from_std)
+        [self.policy.deadline(now), self.next_decision].into_iter().flatten().min().map(Instant::from_std)
     }
 
     fn take_in(&mut self, report: Report) -> Option<Change> {
@@ -241,17 +263,44 @@ impl HealthPart {
         change
     }
 
-    fn decide(&mut self) {
-        if self.reaction == Reaction::Observe {
-            return;
-        }
+    fn decide(&mut self, in_use: InUse) {
+        let now = Instant::now();
         let evidence = Evidence {
             health: self.policy.health(),
             all_heard: self.policy.all_heard(),
             suspect: self.policy.suspect(),
         };
-        let decision = self.admission.decide(evidence, Instant::now().into_std());
-        self.decided.send_if_modified(|before| std::mem::replace(before, decision) != decision);
+        let facts = Facts { evidence, since: self.policy.since(), in_use };
+        let decision = self.reactions.decide(facts, now.into_std());
+        self.next_decision = decision.next;
+        let unhealthy = evidence.health == Health::Unhealthy && self.rules.reaction.fences();
+        let cause = self.policy.cause().filter(|_| unhealthy).map(|(_, reason)| reason.to_string());
+        self.fence.follow(decision, &self.reactions, cause, now);
+        self.decided.send_if_modified(|before| std::mem::replace(before, decision.admission) != decision.admission);
+    }
+
+    /// An operator's word goes over the verdict's, for a while.
+    fn obey(&mut self, ordered: Ordered) {
+        let now = Instant::now().into_std();
+        let done = match ordered.order {
+            FenceOrder::Auto => {
+                self.reactions.force(None);
+                warn!(by = ordered.by, "override ended: health decides about the fence again");
+                Ok(())
+            }
+            FenceOrder::Force { forced, lasts, reason } => Override::new(forced, lasts, &reason, now).map(|forced| {
+                warn!(
+                    by = ordered.by,
+                    fence = forced.forced.name(),
+                    lasts = ?lasts,
+                    reason = forced.reason,
+                    "override: an operator decides about the fence"
+                );
+                self.reactions.force(Some(forced));
+            }),
+        };
+        // Whoever asked may have gone.
+        ordered.answer.send(done).ok();
     }
 
     fn show(&self) {
@@ -267,7 +316,8 @@ impl HealthPart {
             cause: self.policy.cause().map(|(probe, reason)| (probe.clone(), reason.to_string())),
             release_at: self.policy.deadline(Instant::now().into_std()),
             probes: probes.collect(),
-            reaction: self.reaction,
+            reaction: self.rules.reaction,
+            forced: self.reactions.forced(Instant::now().into_std()).cloned(),
         });
     }
 

@@ -45,6 +45,10 @@ pub struct Behaviour {
     pub ready: Option<bool>,
     /// Probe fails with this code.
     pub probe_error: Option<Code>,
+    /// What calls about volumes are answered with: `Ok` says done, though nothing is mounted.
+    pub volumes: Code,
+    /// The calls about volumes, by method.
+    pub volume_calls: Vec<&'static str>,
     /// How often NodeGetInfo was asked.
     pub node_info_calls: u32,
     /// How often Probe was asked.
@@ -78,6 +82,8 @@ impl DemoDriver {
             only_authority: None,
             ready: Some(true),
             probe_error: None,
+            volumes: Code::Unimplemented,
+            volume_calls: Vec::new(),
             node_info_calls: 0,
             probe_calls: 0,
         }));
@@ -150,6 +156,15 @@ impl Answers {
         tokio::time::sleep(behaviour.delay).await;
         behaviour
     }
+
+    async fn about_volume<T: Default>(&self, method: &'static str) -> Result<Response<T>, Status> {
+        lock(&self.0).volume_calls.push(method);
+        let code = self.behaviour().await.volumes;
+        if code == Code::Ok {
+            return Ok(Response::new(T::default()));
+        }
+        Err(Status::new(code, "the demo driver mounts nothing"))
+    }
 }
 
 #[tonic::async_trait]
@@ -201,28 +216,28 @@ impl Node for Answers {
         &self,
         _: Request<NodeStageVolumeRequest>,
     ) -> Result<Response<NodeStageVolumeResponse>, Status> {
-        Err(mounts_nothing())
+        self.about_volume("NodeStageVolume").await
     }
 
     async fn node_unstage_volume(
         &self,
         _: Request<NodeUnstageVolumeRequest>,
     ) -> Result<Response<NodeUnstageVolumeResponse>, Status> {
-        Err(mounts_nothing())
+        self.about_volume("NodeUnstageVolume").await
     }
 
     async fn node_publish_volume(
         &self,
         _: Request<NodePublishVolumeRequest>,
     ) -> Result<Response<NodePublishVolumeResponse>, Status> {
-        Err(mounts_nothing())
+        self.about_volume("NodePublishVolume").await
     }
 
     async fn node_unpublish_volume(
         &self,
         _: Request<NodeUnpublishVolumeRequest>,
     ) -> Result<Response<NodeUnpublishVolumeResponse>, Status> {
-        Err(mounts_nothing())
+        self.about_volume("NodeUnpublishVolume").await
     }
 
     async fn node_get_volume_stats(
@@ -236,7 +251,7 @@ impl Node for Answers {
         &self,
         _: Request<NodeExpandVolumeRequest>,
     ) -> Result<Response<NodeExpandVolumeResponse>, Status> {
-        Err(mounts_nothing())
+        self.about_volume("NodeExpandVolume").await
     }
 }
 

@@ -1,6 +1,7 @@
 //! One gRPC client connection over a unix socket, and what can go wrong with a call on it.
 
 use super::spoken::Spoken;
+use crate::policy::outcome::with_detail;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::http2::{self, SendRequest};
@@ -72,7 +73,8 @@ impl fmt::Display for CallError {
                 write!(f, "{} accepted but did not answer within {after:?}", path.display())
             }
             Self::Status { path, source } => {
-                write!(f, "{} answered {:?}: {}", path.display(), source.code(), fit_for_a_line(source.message()))
+                let answer = format!("{} answered {:?}", path.display(), source.code());
+                f.write_str(&with_detail(answer, &fit_for_a_line(source.message())))
             }
         }
     }

@@ -4,7 +4,10 @@ use super::code;
 use super::connect::{CallError, call, origin, request};
 use crate::api::csi::identity_client::IdentityClient;
 use crate::api::csi::node_client::NodeClient;
-use crate::api::csi::{GetPluginInfoRequest, NodeGetInfoRequest, NodeGetInfoResponse, ProbeRequest};
+use crate::api::csi::{
+    GetPluginInfoRequest, NodeGetCapabilitiesRequest, NodeGetInfoRequest, NodeGetInfoResponse, ProbeRequest,
+    node_service_capability,
+};
 use std::future::Future;
 use std::{path::Path, time::Duration};
 use tokio::time::Instant;
@@ -14,6 +17,8 @@ use tracing::debug;
 pub const GET_PLUGIN_INFO: &str = "/csi.v1.Identity/GetPluginInfo";
 /// See [`probe`].
 pub const PROBE: &str = "/csi.v1.Identity/Probe";
+/// See [`stages`].
+pub const NODE_GET_CAPABILITIES: &str = "/csi.v1.Node/NodeGetCapabilities";
 /// See [`node_info`].
 pub const NODE_GET_INFO: &str = "/csi.v1.Node/NodeGetInfo";
 
@@ -51,6 +56,24 @@ pub async fn probe(driver_socket: &Path, deadline: Duration) -> Result<bool, Cal
         Ok(client.probe(request(ProbeRequest {})).await?.into_inner().ready.unwrap_or(true))
     });
     told(PROBE, call).await
+}
+
+/// Whether the driver stages volumes before it publishes them.
+///
+/// # Errors
+/// As [`plugin_name`].
+pub async fn stages(driver_socket: &Path, deadline: Duration) -> Result<bool, CallError> {
+    let call = call(driver_socket, deadline, |connection| async move {
+        let mut client = NodeClient::with_origin(connection, origin());
+        let answer = client.node_get_capabilities(request(NodeGetCapabilitiesRequest {})).await?.into_inner();
+        Ok(answer.capabilities.iter().any(|capability| match capability.r#type {
+            Some(node_service_capability::Type::Rpc(rpc)) => {
+                rpc.r#type() == node_service_capability::rpc::Type::StageUnstageVolume
+            }
+            None => false,
+        }))
+    });
+    told(NODE_GET_CAPABILITIES, call).await
 }
 
 /// Logs the call at `--v=4`: method, code and time, never a payload.

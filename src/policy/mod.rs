@@ -3,13 +3,18 @@
 pub mod admission;
 pub mod backoff;
 pub mod damping;
+pub mod fence;
+pub mod followed;
 pub mod group;
 pub mod health;
 pub mod health_file;
 pub mod outcome;
 pub mod probe_verdict;
+pub mod reaction;
 pub mod registration;
 pub mod round;
+pub mod topology;
+pub mod volumes;
 
 /// A fixed point in time for tests: rules only ever look at differences.
 #[cfg(test)]

@@ -20,10 +20,15 @@ impl Reason {
 
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.message.as_str() {
-            "" => f.write_str(self.code),
-            message => write!(f, "{}: {message}", self.code),
-        }
+        f.write_str(&with_detail(self.code.to_owned(), &self.message))
+    }
+}
+
+/// `what: detail`, or `what` alone where there is nothing more to say.
+pub fn with_detail(what: String, detail: &str) -> String {
+    match detail.trim() {
+        "" => what,
+        detail => format!("{what}: {detail}"),
     }
 }
 

@@ -3,10 +3,10 @@
 
 use super::Probe;
 use super::lane::Abandoned;
-use crate::grpc::connect::{CallError, chain};
+use crate::grpc::connect::{CallError, chain, fit_for_a_line};
 use crate::grpc::driver;
 use crate::metrics::Metrics;
-use crate::policy::outcome::{Outcome, Reason, Severity};
+use crate::policy::outcome::{Outcome, Reason, Severity, with_detail};
 use std::error::Error;
 use std::future;
 use std::path::{Path, PathBuf};
@@ -62,8 +62,8 @@ fn judge(answer: Result<bool, CallError>) -> Outcome {
             Outcome::Success
         }
         Err(CallError::Status { source, .. }) if source.source().is_none() => {
-            let message = format!("the driver answers Probe with {:?}: {}", source.code(), source.message());
-            Outcome::Warning(Reason::new("DriverError", message))
+            let answer = format!("the driver answers Probe with {:?}", source.code());
+            Outcome::Warning(Reason::new("DriverError", with_detail(answer, &fit_for_a_line(source.message()))))
         }
         Err(
             error @ (CallError::Connect { .. }

@@ -2,17 +2,29 @@
 
 use super::Probe;
 use super::lane::Abandoned;
-use crate::policy::outcome::{Outcome, Reason, Severity};
-use process_wrap::tokio::{ChildWrapper, CommandWrap, KillOnDrop, ProcessSession};
+use super::session::Session;
+use crate::policy::outcome::{Outcome, Reason, Severity, with_detail};
 use std::ffi::OsString;
 use std::future;
-use std::process::Stdio;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncReadExt};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe::Receiver;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 /// What is read of a command's output; the first line is the reason.
-const MAX_OUTPUT_BYTES: u64 = 16 * 1024;
+const MAX_OUTPUT_BYTES: usize = 16 * 1024;
+
+/// Room for the first words; most commands have few.
+const FIRST_READ_BYTES: usize = 512;
+
+/// What a pipe holds.
+const PIPE_BYTES: usize = 64 * 1024;
+
+/// A command may say this much before its output is read at a pace.
+const FREE_OUTPUT_BYTES: usize = 1024 * 1024;
+
+/// From one read of a flood to the next: some 6 MB a second.
+const FLOOD_PAUSE: Duration = Duration::from_millis(10);
 
 /// Longest reason.
 const MAX_REASON_CHARS: usize = 1024;
@@ -22,9 +34,6 @@ const OUTPUT_GRACE: Duration = Duration::from_millis(100);
 
 /// How long a killed command may take to be reaped before it is left to the runtime's own reaper.
 const REAP_GRACE: Duration = Duration::from_secs(1);
-
-/// Where programs are found; the rest of the environment is not passed on.
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A command and the environment it gets.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,55 +55,49 @@ pub struct Command {
 pub async fn run(command: &Command, limit: Duration) -> Result<Outcome, Abandoned> {
     let deadline = Instant::now() + limit;
     let name = command.program.to_string_lossy();
-    let mut wrap = CommandWrap::with_new(&command.program, |process| {
-        process
-            .args(&command.arguments)
-            .env_clear()
-            .env("PATH", PATH)
-            .envs(command.environment.iter().map(|(key, value)| (key, value)))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-    });
-    let mut child = match wrap.wrap(ProcessSession).wrap(KillOnDrop).spawn() {
-        Ok(child) => Running(child),
+    let (mut session, outputs) = match Session::start(command) {
+        Ok(started) => started,
         Err(error) => {
             return Ok(Outcome::Unknown(Reason::new("ExecNotStarted", format!("cannot run {name}: {error}"))));
         }
     };
-    let (stdout, stderr) = (child.0.stdout().take(), child.0.stderr().take());
     let (mut said, mut complained) = (Vec::new(), Vec::new());
-    let status = {
+    let ended = {
         let outputs = async {
-            tokio::join!(read(stdout, &mut said), read(stderr, &mut complained));
+            tokio::join!(read(outputs.said, &mut said), read(outputs.complained, &mut complained));
         };
         tokio::pin!(outputs);
         let ended = async {
             tokio::select! {
-                () = &mut outputs => child.0.wait().await,
-                status = child.0.wait() => {
+                () = &mut outputs => session.ended().await,
+                ended = session.ended() => {
                     drop(timeout(OUTPUT_GRACE, &mut outputs).await);
-                    status
+                    ended
                 }
             }
         };
         timeout_at(deadline, ended).await
     };
-    // Whatever it left running in its session goes with it; the library buries what we inherit as a container's process 1.
-    child.kill();
     let text = first_line(&said).or_else(|| first_line(&complained)).unwrap_or_default();
-    Ok(match status {
-        Ok(Ok(status)) => match status.code() {
-            Some(0) => Outcome::Success,
-            Some(1) => Outcome::Failure(Reason::new("ExecFailed", text), Severity::Hard),
-            Some(code) => Outcome::Unknown(Reason::new("ExecUnknown", format!("{name} exited with {code}: {text}"))),
-            None => Outcome::Unknown(Reason::new("ExecUnknown", format!("{name} was killed by a signal: {status}"))),
-        },
-        Ok(Err(error)) => Outcome::Unknown(Reason::new("ExecUnknown", format!("cannot wait for {name}: {error}"))),
+    let status = match ended {
+        // Whatever it left running in its session goes with it.
+        Ok(Ok(())) => session.finish(),
+        Ok(Err(error)) => {
+            return Ok(Outcome::Unknown(Reason::new("ExecUnknown", format!("cannot wait for {name}: {error}"))));
+        }
         Err(_elapsed) => {
-            drop(timeout(REAP_GRACE, child.0.wait()).await);
+            session.kill();
+            drop(timeout(REAP_GRACE, session.ended()).await);
             return Err(Abandoned);
         }
+    };
+    let unknown = |message| Outcome::Unknown(Reason::new("ExecUnknown", message));
+    Ok(match status.map(|status| (status, status.code())) {
+        Some((_, Some(0))) => Outcome::Success,
+        Some((_, Some(1))) => Outcome::Failure(Reason::new("ExecFailed", text), Severity::Hard),
+        Some((_, Some(code))) => unknown(with_detail(format!("{name} exited with {code}"), &text)),
+        Some((status, None)) => unknown(format!("{name} was killed by a signal: {status}")),
+        None => unknown(format!("somebody else took the exit status of {name}")),
     })
 }
 
@@ -127,28 +130,24 @@ impl Probe for Exec {
     }
 }
 
-/// A command and all that it started in its session.
-struct Running(Box<dyn ChildWrapper>);
-
-impl Running {
-    fn kill(&mut self) {
-        // It may have ended already.
-        drop(self.0.start_kill());
+/// Reads to the end. What is over the bound is thrown away, so that a talkative command does not block on its pipe; and of one
+/// that talks without end only so much a second, so that its flood costs us next to nothing: then it is the writer who waits.
+/// Reading stops at no bound, because a command that has much to say is no failure; the deadline ends a flood.
+async fn read(mut stream: Receiver, into: &mut Vec<u8>) {
+    let mut total = 0;
+    loop {
+        into.truncate(MAX_OUTPUT_BYTES);
+        into.reserve(if total < MAX_OUTPUT_BYTES { FIRST_READ_BYTES } else { PIPE_BYTES });
+        match stream.read_buf(into).await {
+            // A broken pipe ends the text; what came is kept.
+            Ok(0) | Err(_) => break,
+            Ok(read) => total += read,
+        }
+        if total > FREE_OUTPUT_BYTES {
+            sleep(FLOOD_PAUSE).await;
+        }
     }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-/// Reads to the end; what is over the bound is read and thrown away, so that a talkative command does not block on its pipe.
-async fn read(stream: Option<impl AsyncRead + Unpin>, into: &mut Vec<u8>) {
-    let Some(mut stream) = stream else { return };
-    // A broken pipe ends the text; what came is kept.
-    drop((&mut stream).take(MAX_OUTPUT_BYTES).read_to_end(into).await);
-    drop(tokio::io::copy(&mut stream, &mut tokio::io::sink()).await);
+    into.truncate(MAX_OUTPUT_BYTES);
 }
 
 fn first_line(output: &[u8]) -> Option<String> {
@@ -160,6 +159,7 @@ fn first_line(output: &[u8]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::time::{ClockId, clock_gettime};
 
     const LONG: Duration = Duration::from_secs(20);
 
@@ -177,6 +177,7 @@ mod tests {
         assert_eq!(said("exit 0", LONG).await, ("success".into(), String::new()));
         assert_eq!(said("echo; echo port 1 down; echo more; exit 1", LONG).await.1, "ExecFailed: port 1 down");
         assert_eq!(said("echo oops >&2; exit 7", LONG).await.1, "ExecUnknown: sh exited with 7: oops");
+        assert_eq!(said("exit 7", LONG).await.1, "ExecUnknown: sh exited with 7", "nothing dangles");
         assert_eq!(said("kill -9 $$", LONG).await.0, "unknown");
     }
 
@@ -199,7 +200,7 @@ mod tests {
             if gone() {
                 return;
             }
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            sleep(Duration::from_millis(50)).await;
         }
         panic!("{pid} still runs");
     }
@@ -215,6 +216,16 @@ mod tests {
     async fn flooding_output_is_read_and_forgotten() {
         let (name, reason) = said("yes flood | head -c 20000000; exit 1", LONG).await;
         assert_eq!((name.as_str(), reason.as_str()), ("failure", "ExecFailed: flood"));
+    }
+
+    /// The test's thread is the one that reads.
+    #[tokio::test]
+    async fn a_flood_without_end_costs_us_next_to_nothing() {
+        let cpu = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
+        let before = cpu();
+        assert_eq!(said("yes flood", Duration::from_secs(2)).await.0, "abandoned");
+        let spent = cpu() - before;
+        assert!(spent < Duration::from_millis(150), "{spent:?} of CPU in 2 s");
     }
 
     #[tokio::test]

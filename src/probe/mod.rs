@@ -5,6 +5,7 @@ pub mod exec;
 pub mod health_file;
 pub mod lane;
 pub mod runner;
+mod session;
 
 use crate::policy::outcome::Outcome;
 use lane::Abandoned;

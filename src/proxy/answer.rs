@@ -1,12 +1,13 @@
 //! What we answer ourselves, where the driver cannot or must not.
 
+use super::forward::End;
 use bytes::Bytes;
 use h2::server::SendResponse;
 use http::{HeaderValue, Response, header};
 use tonic::{Code, Status};
 
 /// Answers with a status and nothing else (a "trailers-only" answer), and ends the call.
-pub(super) fn refuse(respond: &mut SendResponse<Bytes>, status: &Status) {
+pub(super) fn refuse(respond: &mut SendResponse<Bytes>, status: &Status) -> End {
     let mut response = Response::new(());
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     if status.add_header(response.headers_mut()).is_err() {
@@ -15,6 +16,7 @@ pub(super) fn refuse(respond: &mut SendResponse<Bytes>, status: &Status) {
     }
     // An error means that the caller is gone.
     drop(respond.send_response(response, true));
+    End::Status(status.code())
 }
 
 /// The driver cannot be reached, or went away before it answered.

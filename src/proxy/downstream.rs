@@ -1,6 +1,5 @@
 //! One connection of a caller's: takes its calls, and breaks when the driver broke off in the middle of an answer.
 
-use super::answer::refuse;
 use super::forward::End;
 use super::{CANCELLED_BEFORE_SEEN, CONNECTION_WINDOW_BYTES, SEND_BUFFER_BYTES, STREAM_WINDOW_BYTES};
 use crate::grpc::authority::AuthorityFix;
@@ -10,11 +9,11 @@ use h2::server::SendResponse;
 use h2::{Reason, RecvStream};
 use http::Request;
 use std::future::{Future, poll_fn};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixStream;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
-use tonic::Status;
 use tracing::debug;
 
 /// What is queued for a caller gets this long to leave, before its connection is cut.
@@ -43,7 +42,7 @@ pub(super) async fn serve<F>(
         },
         () = stop.cancelled() => return,
     };
-    let broken = CancellationToken::new();
+    let (broken, calls) = (CancellationToken::new(), Arc::new(()));
     let (stopped, broke) = (stop.cancelled(), broken.cancelled());
     let (mut stopped, mut broke) = (std::pin::pin!(stopped), std::pin::pin!(broke));
     let mut stopping = false;
@@ -56,12 +55,14 @@ pub(super) async fn serve<F>(
                 connection.graceful_shutdown();
                 continue;
             }
+            () = sleep(LAST_WORDS), if stopping && Arc::strong_count(&calls) == 1 => return,
             accepted = connection.accept() => accepted,
         };
         match accepted {
             Some(Ok((request, respond))) => {
-                let (call, broken) = (call(request, respond), broken.clone());
+                let (call, broken, counted) = (call(request, respond), broken.clone(), Arc::clone(&calls));
                 drop(parts.spawn_connection(async move {
+                    let _counted = counted;
                     if call.await == End::BrokeOff {
                         broken.cancel();
                     }
@@ -76,10 +77,4 @@ pub(super) async fn serve<F>(
     // What the driver did to us, we do to the caller; what others had in full still leaves.
     connection.abrupt_shutdown(Reason::NO_ERROR);
     drop(timeout(LAST_WORDS, poll_fn(|context| connection.poll_closed(context))).await);
-}
-
-/// Answers every call on the connection with the same refusal.
-pub(super) async fn refuse_all(mut respond: SendResponse<Bytes>, status: Status) -> End {
-    refuse(&mut respond, &status);
-    End::Status(status.code())
 }

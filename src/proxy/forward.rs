@@ -1,18 +1,19 @@
 //! One call: what the kubelet sends goes to the driver, what the driver answers goes back, and an end on one side ends the other.
 
 use super::answer::{code_in, refuse, unavailable};
+use super::body::{Pumped, pump, pump_changed, send};
 use super::reset_by_peer;
 use super::timeout::{GRPC_TIMEOUT, remaining};
-use super::upstream::{Load, Upstream};
+use super::upstream::Upstream;
 use bytes::Bytes;
 use h2::client::ResponseFuture;
 use h2::server::SendResponse;
-use h2::{Reason, RecvStream, SendStream};
+use h2::{Reason, RecvStream};
 use http::uri::{Authority, Scheme};
 use http::{Request, Uri, Version};
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::task::{Poll, ready};
+use std::task::Poll;
 use tokio::time::Instant;
 use tonic::Code;
 
@@ -34,6 +35,14 @@ pub(super) enum End {
 }
 
 impl End {
+    /// The driver's word, if it gave one.
+    pub(super) fn word(self) -> Option<Code> {
+        match self {
+            Self::Status(code) => Some(code),
+            Self::Reset(_) | Self::Cancelled | Self::BrokeOff => None,
+        }
+    }
+
     /// The code that the caller made of it, as grpc-go does.
     pub(super) fn code(self) -> Code {
         match self {
@@ -46,14 +55,30 @@ impl End {
     }
 }
 
-/// Forwards one call to its end.
+/// One call as it came, and what was read of it already.
+pub(super) struct Incoming {
+    /// The head.
+    pub(super) head: http::request::Parts,
+    /// The body's beginning, if somebody needed to see it.
+    pub(super) gathered: Bytes,
+    /// The rest of the body.
+    pub(super) body: RecvStream,
+    /// When it came.
+    pub(super) arrived: Instant,
+}
+
+/// What is done to an answer's only message on its way.
+pub(super) type Change<'a> = &'a (dyn Fn(&Bytes) -> Bytes + Sync);
+
+/// Forwards one call to its end. Without `change` the answer passes as it comes.
 pub(super) async fn forward(
-    request: Request<RecvStream>,
-    mut respond: SendResponse<Bytes>,
+    call: Incoming,
+    respond: &mut SendResponse<Bytes>,
     upstream: &Upstream,
+    change: Option<Change<'_>>,
 ) -> End {
-    let arrived = Instant::now();
-    let (head, mut from_caller) = request.into_parts();
+    let Incoming { head, gathered, body: mut from_caller, arrived } = call;
+    let nothing_follows = gathered.is_empty() && from_caller.is_end_stream();
     let mut tries = TRIES;
     let (place, answer, mut to_driver) = loop {
         let mut place = match upstream.place().await {
@@ -61,8 +86,7 @@ pub(super) async fn forward(
             Err(error) => {
                 let path = upstream.path().display();
                 let status = unavailable(format!("csi-warden: the CSI driver cannot be reached at {path}: {error}"));
-                refuse(&mut respond, &status);
-                return End::Status(status.code());
+                return refuse(respond, &status);
             }
         };
         let mut head = head_for_driver(&head);
@@ -71,7 +95,7 @@ pub(super) async fn forward(
         {
             head.headers_mut().insert(GRPC_TIMEOUT, left);
         }
-        match place.requests.send_request(head, from_caller.is_end_stream()) {
+        match place.requests.send_request(head, nothing_follows) {
             Ok((answer, to_driver)) => break (place, answer, to_driver),
             // Nothing was sent: the connection closed since it was found, or has no stream numbers left.
             Err(_) if tries > 1 => {
@@ -80,15 +104,21 @@ pub(super) async fn forward(
             }
             Err(error) => {
                 let status = unavailable(format!("csi-warden: the call cannot be sent to the CSI driver: {error}"));
-                refuse(&mut respond, &status);
-                return End::Status(status.code());
+                return refuse(respond, &status);
             }
         }
     };
-    let mut asked = from_caller.is_end_stream();
+    let mut asked = nothing_follows;
     let end = {
-        let request = pump(&mut from_caller, &mut to_driver, Some(&place.load));
-        let response = answer_back(answer, &mut respond);
+        let request = async {
+            let last = from_caller.is_end_stream();
+            match gathered.is_empty() || send(&mut to_driver, gathered, last, Some(&place.load)).await {
+                true if last => Pumped::Whole(None),
+                true => pump(&mut from_caller, &mut to_driver, Some(&place.load)).await,
+                false => Pumped::ReaderGone,
+            }
+        };
+        let response = answer_back(answer, respond, change);
         let (mut request, mut response) = (std::pin::pin!(request), std::pin::pin!(response));
         poll_fn(|context| {
             if !asked && let Poll::Ready(pumped) = request.as_mut().poll(context) {
@@ -125,19 +155,26 @@ fn head_for_driver(head: &http::request::Parts) -> Request<()> {
 }
 
 /// The driver's answer on its way to the caller.
-async fn answer_back(answer: ResponseFuture, respond: &mut SendResponse<Bytes>) -> End {
-    let (head, mut from_driver) = match head_or_hang_up(answer, respond).await {
+async fn answer_back(answer: ResponseFuture, respond: &mut SendResponse<Bytes>, change: Option<Change<'_>>) -> End {
+    let (mut head, mut from_driver) = match head_or_hang_up(answer, respond).await {
         Ok(Ok(response)) => response.into_parts(),
         Ok(Err(error)) => return failed_early(&error, respond),
         Err(HungUp) => return End::Cancelled,
     };
     let trailers_only = from_driver.is_end_stream();
     let mut code = code_in(&head.headers);
+    if change.is_some() {
+        head.headers.remove(http::header::CONTENT_LENGTH);
+    }
     let Ok(mut to_caller) = respond.send_response(http::Response::from_parts(head, ()), trailers_only) else {
         return End::Cancelled;
     };
     if !trailers_only {
-        match pump(&mut from_driver, &mut to_caller, None).await {
+        let pumped = match change {
+            None => pump(&mut from_driver, &mut to_caller, None).await,
+            Some(change) => pump_changed(&mut from_driver, &mut to_caller, change).await,
+        };
+        match pumped {
             Pumped::Whole(trailers) => code = trailers.or(code),
             Pumped::ReaderGone => return End::Cancelled,
             Pumped::Broken(error) => {
@@ -183,80 +220,5 @@ fn failed_early(error: &h2::Error, respond: &mut SendResponse<Bytes>) -> End {
         return End::Reset(reason);
     }
     let status = unavailable(format!("csi-warden: the CSI driver closed its connection during the call: {error}"));
-    refuse(respond, &status);
-    End::Status(status.code())
-}
-
-/// How a body ended.
-enum Pumped {
-    /// All of it was handed on, and the trailers, in which there may be a status.
-    Whole(Option<Code>),
-    /// Its reader does not want it any more.
-    ReaderGone,
-    /// Its writer's side broke.
-    Broken(h2::Error),
-}
-
-/// Hands a body on, piece by piece, and takes the next one only when the last is on its way. `load` is told of waits.
-async fn pump(from: &mut RecvStream, to: &mut SendStream<Bytes>, load: Option<&Load>) -> Pumped {
-    loop {
-        let piece = poll_fn(|context| match from.poll_data(context) {
-            Poll::Ready(piece) => Poll::Ready(Some(piece)),
-            Poll::Pending => to.poll_reset(context).map(|_| None),
-        })
-        .await;
-        match piece {
-            None => return Pumped::ReaderGone,
-            Some(Some(Err(error))) => return Pumped::Broken(error),
-            Some(Some(Ok(piece))) => {
-                let (bytes, last) = (piece.len(), from.is_end_stream());
-                if !send(to, piece, last, load).await {
-                    return Pumped::ReaderGone;
-                }
-                if last {
-                    return Pumped::Whole(None);
-                }
-                // Only now may the writer send more. An error means that its stream is over, which the next look tells.
-                drop(from.flow_control().release_capacity(bytes));
-            }
-            Some(None) => break,
-        }
-    }
-    match from.trailers().await {
-        Ok(Some(trailers)) => {
-            let code = code_in(&trailers);
-            to.send_trailers(trailers).map_or(Pumped::ReaderGone, |()| Pumped::Whole(code))
-        }
-        Ok(None) => to.send_data(Bytes::new(), true).map_or(Pumped::ReaderGone, |()| Pumped::Whole(None)),
-        Err(error) => Pumped::Broken(error),
-    }
-}
-
-/// Sends one piece as the reader makes room for it. `false` when the reader is gone.
-async fn send(to: &mut SendStream<Bytes>, mut piece: Bytes, last: bool, load: Option<&Load>) -> bool {
-    while !piece.is_empty() {
-        to.reserve_capacity(piece.len());
-        let room = to.capacity().min(piece.len());
-        if room == 0 {
-            let _waiting = load.map(Load::wait);
-            let more = poll_fn(|context| {
-                if to.poll_reset(context).is_ready() {
-                    return Poll::Ready(false);
-                }
-                Poll::Ready(matches!(ready!(to.poll_capacity(context)), Some(Ok(_))))
-            });
-            if !more.await {
-                return false;
-            }
-            continue;
-        }
-        let part = piece.split_to(room);
-        if to.send_data(part, last && piece.is_empty()).is_err() {
-            return false;
-        }
-        if piece.is_empty() {
-            return true;
-        }
-    }
-    !last || to.send_data(Bytes::new(), true).is_ok()
+    refuse(respond, &status)
 }

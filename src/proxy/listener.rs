@@ -1,11 +1,14 @@
 //! The proxy socket: beside the driver's, root's alone, and put back when it is lost.
 
+use super::answer::refuse;
 use super::downstream;
-use super::forward::{End, forward};
+use super::forward::{Change, End, Incoming, forward};
+use super::gate::{Entry, Gate};
 use super::upstream::Upstream;
 use crate::grpc::code;
 use crate::metrics::Metrics;
 use crate::parts::{Fatal, Parts};
+use crate::policy::fence::VolumeMethod;
 use crate::quiet::Quiet;
 use crate::registration::socket::{FileId, Found, PublishError, SocketPath};
 use bytes::Bytes;
@@ -63,10 +66,12 @@ impl Proxy {
         Ok(Self { settings, listener, id })
     }
 
-    /// Serves until `stop`; then the socket goes, no call is taken any more, and those in flight go on.
-    pub fn serve(self, metrics: Metrics, parts: &Parts, stop: CancellationToken) {
-        let upstream = Upstream::new(&self.settings.driver_socket, parts);
-        let callers = Callers { upstream, metrics, allowed: self.settings.allowed, parts: parts.clone(), stop };
+    /// Serves until `stop`; then the socket goes, no call is taken any more, and those in flight go on. Connections and calls run
+    /// among `connections`.
+    pub fn serve(self, gate: Gate, metrics: Metrics, parts: &Parts, connections: &Parts, stop: CancellationToken) {
+        let upstream = Upstream::new(&self.settings.driver_socket, connections);
+        let callers =
+            Callers { upstream, gate, metrics, allowed: self.settings.allowed, parts: connections.clone(), stop };
         let mut place =
             Place { socket: self.settings.socket, listener: self.listener, id: self.id, quiet: Quiet::default() };
         parts.spawn("proxy", async move {
@@ -150,6 +155,7 @@ async fn is_dead(path: &Path) -> bool {
 #[derive(Clone)]
 struct Callers {
     upstream: Upstream,
+    gate: Gate,
     metrics: Metrics,
     allowed: AllowedUids,
     parts: Parts,
@@ -164,14 +170,13 @@ impl Callers {
             let status = Status::new(Code::PermissionDenied, self.refusal(uid));
             warn!(peer.uid = uid, "a caller on the proxy socket is refused: {}", status.message());
             drop(self.parts.spawn_connection(downstream::serve(stream, parts, stop, move |_, respond| {
-                downstream::refuse_all(respond, status.clone())
+                refuse_all(respond, status.clone())
             })));
             return;
         }
-        let (upstream, metrics, held) = (self.upstream.clone(), self.metrics.clone(), self.metrics.proxy_connection());
-        let served = downstream::serve(stream, parts, stop, move |request, respond| {
-            one_call(request, respond, upstream.clone(), metrics.clone())
-        });
+        let (callers, held) = (self.clone(), self.metrics.proxy_connection());
+        let served =
+            downstream::serve(stream, parts, stop, move |request, respond| one_call(request, respond, callers.clone()));
         drop(self.parts.spawn_connection(async move {
             let _held = held;
             served.await;
@@ -192,16 +197,32 @@ impl Callers {
 }
 
 /// One call, counted, and told at `--v=4` by method, code and time; never a payload, which may carry secrets.
-async fn one_call(
-    request: Request<RecvStream>,
-    respond: SendResponse<Bytes>,
-    upstream: Upstream,
-    metrics: Metrics,
-) -> End {
+async fn one_call(request: Request<RecvStream>, mut respond: SendResponse<Bytes>, callers: Callers) -> End {
+    let Callers { upstream, gate, metrics, .. } = callers;
     let (began, _held, target) = (Instant::now(), metrics.proxied_call(), request.uri().clone());
-    let end = forward(request, respond, &upstream).await;
+    let (head, mut body) = request.into_parts();
+    let (gathered, under_way) = match VolumeMethod::of(target.path()) {
+        None => (Bytes::new(), None),
+        Some(method) => match gate.enter(method, &mut body).await {
+            Entry::Pass(gathered, under_way) => (gathered, under_way),
+            Entry::Refuse(status) => return refuse(&mut respond, &status),
+            Entry::HungUp => return End::Cancelled,
+        },
+    };
+    let call = Incoming { head, gathered, body, arrived: began };
+    let change = |answer: &Bytes| gate.changed(answer);
+    let change: Option<Change<'_>> = if gate.changes(target.path()) { Some(&change) } else { None };
+    let end = forward(call, &mut respond, &upstream, change).await;
+    if let (Some(under_way), Some(code)) = (under_way, end.word()) {
+        under_way.ended(code.into());
+    }
     let (code, took) = (end.code(), began.elapsed());
     metrics.observe_proxied(target.path(), code, took);
     debug!(grpc.method = target.path(), grpc.code = code::name(code), ?took, "GRPC proxied call");
     end
+}
+
+/// Answers every call on the connection with the same refusal.
+async fn refuse_all(mut respond: SendResponse<Bytes>, status: Status) -> End {
+    refuse(&mut respond, &status)
 }

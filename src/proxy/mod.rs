@@ -1,14 +1,21 @@
 //! The proxy: any gRPC call between the kubelet and the driver, byte for byte.
 //!
 //! `listener.rs` is the proxy socket, `downstream.rs` one connection of the kubelet's, `upstream.rs` the connections to the
-//! driver, `forward.rs` one call, `answer.rs` what we say ourselves when the driver cannot.
+//! driver, `forward.rs` one call, `body.rs` what it carries, `gate.rs` the fence that calls about volumes pass, `volumes.rs` the volumes
+//! in use, `kubelet_records.rs` what the kubelet has on disk of them, `answer.rs` what we say ourselves when the driver cannot.
 
 mod answer;
+mod body;
 mod downstream;
 mod forward;
+pub mod gate;
+pub mod kubelet_records;
 pub mod listener;
+mod message;
+pub mod node_info;
 mod timeout;
 mod upstream;
+pub mod volumes;
 
 use h2::Reason;
 

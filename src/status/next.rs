@@ -35,10 +35,18 @@ pub fn words(snapshot: &Snapshot) -> String {
 }
 
 fn healthy(snapshot: &Snapshot) -> String {
+    if let Some(word) = snapshot.fence.as_ref().and_then(|fence| fence.r#override.as_ref()) {
+        return format!("an operator decides: the override ends in {}, then health does", shown(word.ends_in_seconds));
+    }
     let Some(health) = &snapshot.health else { return "nothing: no health source is configured".to_owned() };
-    let consequence = if health.on_unhealthy == "observe" { "is only logged" } else { "withdraws the driver" };
+    let consequence = match health.on_unhealthy.as_str() {
+        "observe" => "is only logged",
+        "fence" => "refuses new volumes",
+        "fence-then-deregister" => "refuses new volumes, and withdraws the driver once those in use are out",
+        _ => "withdraws the driver",
+    };
     if health.verdict == "unhealthy" {
-        return format!("nothing, although it is unhealthy: --on-unhealthy=observe ({})", cause(health));
+        return unhealthy(snapshot, health);
     }
     match undecided(snapshot) {
         Some(probe) => {
@@ -52,6 +60,26 @@ fn healthy(snapshot: &Snapshot) -> String {
             )
         }
         None => format!("nothing while the probes pass; an unhealthy verdict {consequence}"),
+    }
+}
+
+/// Unhealthy, and still registered.
+fn unhealthy(snapshot: &Snapshot, health: &HealthNow) -> String {
+    match health.on_unhealthy.as_str() {
+        "observe" => format!("nothing, although it is unhealthy: --on-unhealthy=observe ({})", cause(health)),
+        "fence" => "new volumes are let in again with the recovery; the driver stays registered".to_owned(),
+        "fence-then-deregister" => match &snapshot.volumes {
+            Some(volumes) if volumes.in_use > 0 => format!(
+                "the driver is withdrawn once {} out, and shown again with the recovery",
+                if volumes.in_use == 1 { "its volume is".to_owned() } else { format!("its {} volumes are", volumes.in_use) }
+            ),
+            Some(volumes) if !volumes.complete => {
+                "the driver stays registered, as volumes may be in use that are not known; new ones are let in again with the recovery"
+                    .to_owned()
+            }
+            Some(_) | None => "the driver is withdrawn soon, and shown again with the recovery".to_owned(),
+        },
+        _ => "the driver is about to be withdrawn".to_owned(),
     }
 }
 
@@ -117,6 +145,8 @@ mod tests {
 
     fn snapshot(phase: &str, verdict: &str, probe: ProbeNow) -> Snapshot {
         Snapshot {
+            fence: None,
+            volumes: None,
             version: String::new(),
             driver: None,
             registration: RegistrationNow {

@@ -1,13 +1,16 @@
 //! Serves the snapshot on a unix socket to the users that may know: root, and the one we run as.
 
-use super::snapshot::Snapshot;
+use super::order::{self, FenceRequest, Ordered, Orders};
+use super::snapshot::{Snapshot, VolumesNow};
 use crate::health_view::HealthView;
 use crate::parts::{Fatal, Parts};
+use crate::proxy::gate::FenceUp;
+use crate::proxy::volumes::Volumes;
 use crate::registration::Status;
 use crate::registration::socket::{PublishError, SocketPath};
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -15,7 +18,7 @@ use std::convert::Infallible;
 use std::path::Path;
 use std::time::Duration;
 use tokio::net::UnixStream;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
@@ -24,6 +27,9 @@ pub const SUFFIX: &str = "-warden-status.sock";
 
 /// A client gets this long for its request.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// An order has far below 1 KiB.
+const MOST_ORDER_BYTES: usize = 4096;
 
 /// After a failed `accept`, so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -35,12 +41,20 @@ pub struct Sources {
     pub status: watch::Receiver<Status>,
     /// The probes.
     pub health: Option<watch::Receiver<HealthView>>,
+    /// Volumes in use, if calls go through us.
+    pub volumes: Option<Volumes>,
+    /// The fence.
+    pub fence: watch::Receiver<Option<FenceUp>>,
+    /// Where an operator's word goes; without a proxy there is no fence to speak of.
+    pub orders: Option<Orders>,
 }
 
 impl Sources {
     fn snapshot(&self) -> Snapshot {
         let health = self.health.as_ref().map(|health| health.borrow().clone());
-        Snapshot::take(&self.status.borrow(), health.as_ref(), Instant::now().into_std())
+        let volumes = self.volumes.as_ref().map(|volumes| volumes.look(VolumesNow::of));
+        let fence = self.orders.is_some().then(|| self.fence.borrow().clone());
+        Snapshot::take(&self.status.borrow(), health.as_ref(), fence.as_ref(), volumes, Instant::now().into_std())
     }
 }
 
@@ -82,9 +96,15 @@ pub fn serve(path: &Path, sources: Sources, parts: &Parts) {
 }
 
 async fn one(stream: UnixStream, sources: Sources, stop: tokio_util::sync::CancellationToken) {
-    let uid = stream.peer_cred().ok().map(|peer| peer.uid());
+    let peer = stream.peer_cred().ok();
+    let uid = peer.as_ref().map(tokio::net::unix::UCred::uid);
+    let who = format!(
+        "uid {} pid {}",
+        uid.map_or_else(|| "?".to_owned(), |uid| uid.to_string()),
+        peer.and_then(|peer| peer.pid()).map_or_else(|| "?".to_owned(), |pid| pid.to_string())
+    );
     let allowed = uid.is_some_and(|uid| uid == 0 || uid == rustix::process::geteuid().as_raw());
-    let service = service_fn(move |request| respond(allowed, sources.clone(), request));
+    let service = service_fn(move |request| respond(allowed, who.clone(), sources.clone(), request));
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIMEOUT)
@@ -99,6 +119,7 @@ async fn one(stream: UnixStream, sources: Sources, stop: tokio_util::sync::Cance
 
 async fn respond(
     allowed: bool,
+    who: String,
     sources: Sources,
     request: Request<Incoming>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
@@ -108,10 +129,38 @@ async fn respond(
             Ok(text) => (StatusCode::OK, text),
             Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
         },
-        _ => (StatusCode::NOT_FOUND, "only GET /status is answered here\n".to_owned()),
+        (&Method::POST, "/fence") => match order(request, who, &sources).await {
+            Ok(()) => (StatusCode::OK, "{}".to_owned()),
+            Err(told) => told,
+        },
+        _ => (StatusCode::NOT_FOUND, "only GET /status and POST /fence are answered here\n".to_owned()),
     };
     let mut response = Response::new(Full::new(Bytes::from(text)));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
     Ok(response)
+}
+
+/// Takes an operator's word to whoever decides about the fence.
+async fn order(request: Request<Incoming>, by: String, sources: &Sources) -> Result<(), (StatusCode, String)> {
+    let bad = |text: String| (StatusCode::BAD_REQUEST, format!("{text}\n"));
+    let Some(orders) = &sources.orders else {
+        return Err((
+            StatusCode::CONFLICT,
+            "this agent does not proxy the driver's calls, so it has no fence\n".to_owned(),
+        ));
+    };
+    let body =
+        Limited::new(request.into_body(), MOST_ORDER_BYTES).collect().await.map_err(|error| bad(error.to_string()))?;
+    let request: FenceRequest =
+        serde_json::from_slice(&body.to_bytes()).map_err(|error| bad(format!("this is no order: {error}")))?;
+    let order = request.order().map_err(bad)?;
+    let (answer, answered) = oneshot::channel();
+    let gone = || (StatusCode::SERVICE_UNAVAILABLE, "the agent is stopping\n".to_owned());
+    orders.send(Ordered { order, by, answer }).await.map_err(|_| gone())?;
+    match answered.await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(problem)) => Err(bad(order::problem(problem).to_owned())),
+        Err(_) => Err(gone()),
+    }
 }

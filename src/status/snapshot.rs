@@ -1,8 +1,9 @@
 //! The snapshot: one JSON document. Ages and waits are seconds, so that no clock needs to agree.
 
 use crate::config::probes::OnFailure;
-use crate::config::settings::Reaction;
 use crate::health_view::{HealthView, ProbeView};
+use crate::policy::volumes::{Completeness, InUse, VolumeTable};
+use crate::proxy::gate::FenceUp;
 use crate::registration::{Phase, Status};
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
@@ -19,6 +20,12 @@ pub struct Snapshot {
     pub registration: RegistrationNow,
     /// The verdict; absent without a health source.
     pub health: Option<HealthNow>,
+    /// The fence; absent without a proxy.
+    #[serde(default)]
+    pub fence: Option<FenceNow>,
+    /// Volumes in use; absent without a proxy.
+    #[serde(default)]
+    pub volumes: Option<VolumesNow>,
     /// Each probe.
     pub probes: Vec<ProbeNow>,
     /// What happens next, for a person.
@@ -59,6 +66,88 @@ pub struct HealthNow {
     pub on_unhealthy: String,
 }
 
+/// The fence at one moment.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FenceNow {
+    /// New volumes are refused.
+    pub up: bool,
+    /// Why.
+    pub reason: Option<String>,
+    /// For how long.
+    pub for_seconds: Option<f64>,
+    /// Since when, in UTC.
+    pub since: Option<String>,
+    /// An operator's word that goes over the verdict's.
+    pub r#override: Option<OverrideNow>,
+}
+
+/// An operator's word.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct OverrideNow {
+    /// `on` or `off`.
+    pub fence: String,
+    /// Why.
+    pub reason: String,
+    /// When it ends by itself.
+    pub ends_in_seconds: f64,
+}
+
+/// Volumes in use at one moment.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VolumesNow {
+    /// How many are known.
+    pub in_use: usize,
+    /// Whether there can be no others.
+    pub complete: bool,
+    /// Why there may be others.
+    pub gap: Option<String>,
+    /// Calls about volumes that are under way.
+    pub calls: usize,
+    /// Where each is.
+    pub places: Vec<PlaceNow>,
+}
+
+/// A volume at a place.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlaceNow {
+    /// The volume's ID.
+    pub volume: String,
+    /// `staged` or `published`.
+    pub kind: String,
+    /// Where.
+    pub path: String,
+    /// `there`, `renewing`, `coming` or `leaving`.
+    pub presence: String,
+}
+
+impl VolumesNow {
+    /// What the table knows.
+    pub fn of(table: &VolumeTable) -> Self {
+        let places: Vec<PlaceNow> = table
+            .places()
+            .map(|place| PlaceNow {
+                volume: place.volume,
+                kind: place.kind.name().to_owned(),
+                path: place.path,
+                presence: place.presence.name().to_owned(),
+            })
+            .collect();
+        let gap = match table.completeness() {
+            Completeness::Complete => None,
+            Completeness::Incomplete(gap) => Some(gap.text().to_owned()),
+        };
+        let in_use = match table.in_use() {
+            InUse::No | InUse::Unknown => 0,
+            InUse::Yes(count) => count,
+        };
+        Self { in_use, complete: gap.is_none(), gap, calls: table.in_flight(), places }
+    }
+}
+
 /// One probe at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -93,7 +182,13 @@ pub struct ProbeNow {
 
 impl Snapshot {
     /// What is known at `now`.
-    pub fn take(status: &Status, health: Option<&HealthView>, now: Instant) -> Self {
+    pub fn take(
+        status: &Status,
+        health: Option<&HealthView>,
+        fence: Option<&Option<FenceUp>>,
+        volumes: Option<VolumesNow>,
+        now: Instant,
+    ) -> Self {
         let mut snapshot = Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             driver: status.driver_name.clone(),
@@ -104,7 +199,9 @@ impl Snapshot {
                 socket: status.socket.as_ref().map(|path| path.display().to_string()),
                 trouble: status.trouble.clone(),
             },
-            health: health.and_then(|view| health_now(view, now)),
+            health: health.filter(|view| !view.probes.is_empty()).and_then(|view| health_now(view, now)),
+            fence: fence.map(|up| fence_now(up.as_ref(), health, now)),
+            volumes,
             probes: health
                 .map(|view| view.probes.iter().map(|probe| probe_now(probe, now)).collect())
                 .unwrap_or_default(),
@@ -132,18 +229,29 @@ fn phase(phase: Phase) -> &'static str {
 
 fn health_now(view: &HealthView, now: Instant) -> Option<HealthNow> {
     let (health, since) = view.verdict?;
-    let on_unhealthy = match view.reaction {
-        Reaction::Observe => "observe",
-        Reaction::Deregister => "deregister",
-    };
     Some(HealthNow {
         verdict: health.name().to_owned(),
         for_seconds: seconds(now.saturating_duration_since(since)),
         cause_probe: view.cause.as_ref().map(|(probe, _)| probe.clone()),
         cause_reason: view.cause.as_ref().map(|(_, reason)| reason.clone()),
         recovery_in_seconds: view.release_at.map(|at| seconds(at.saturating_duration_since(now))),
-        on_unhealthy: on_unhealthy.to_owned(),
+        on_unhealthy: view.reaction.name().to_owned(),
     })
+}
+
+fn fence_now(up: Option<&FenceUp>, health: Option<&HealthView>, now: Instant) -> FenceNow {
+    let forced = health.and_then(|view| view.forced.as_ref());
+    FenceNow {
+        up: up.is_some(),
+        reason: up.map(|up| up.reason.clone()),
+        for_seconds: up.map(|up| seconds(now.saturating_duration_since(up.since.into_std()))),
+        since: up.map(|up| up.since_utc.clone()),
+        r#override: forced.filter(|forced| forced.until > now).map(|forced| OverrideNow {
+            fence: forced.forced.name().to_owned(),
+            reason: forced.reason.clone(),
+            ends_in_seconds: seconds(forced.until - now),
+        }),
+    }
 }
 
 fn probe_now(probe: &ProbeView, now: Instant) -> ProbeNow {

@@ -4,8 +4,9 @@ use crate::cli::go_flags::parse_bool;
 use crate::config::fields::Written;
 use crate::config::file::{ConfigFile, settable};
 use crate::config::go_duration::GoDuration;
+use crate::config::go_integer::{integer, level};
 use crate::config::probes::{GroupSettings, OnFailure, ProbeKind, ProbeSettings, Require};
-use crate::config::settings::{Health, Reaction, Settings};
+use crate::config::settings::{Health, Settings};
 use crate::config::watched::FLAG_PROBE;
 use crate::config::written::{WrittenGroup, WrittenKind, WrittenProbe};
 use clap::{ArgMatches, Command};
@@ -22,6 +23,8 @@ pub(super) enum Setting {
     Made(Vec<(&'static str, Setting)>),
     /// Probes or groups.
     List(Vec<Setting>),
+    /// Variables by name, which may be secrets, and where they came from.
+    Hidden(Vec<String>, String),
 }
 
 /// Where flags came from.
@@ -72,10 +75,9 @@ const DEFAULT: &str = "default";
 
 /// Of a flag whose default is made when the daemon starts.
 fn made_default(flag: &str, settings: &Settings, health: &Health) -> Value {
-    match (flag, health.reaction) {
-        ("on-unhealthy", Reaction::Deregister) => json!("deregister"),
-        ("on-unhealthy", Reaction::Observe) => json!("observe"),
-        ("state-dir", _) => json!(settings.state_folder.to_string_lossy()),
+    match flag {
+        "on-unhealthy" => json!(health.rules.reaction.name()),
+        "state-dir" => json!(settings.state_folder.to_string_lossy()),
         _ => Value::Null,
     }
 }
@@ -236,11 +238,8 @@ impl Origins<'_> {
                     .collect();
                 let mut own = vec![("command", Setting::Value(json!(words), self.written(command_set, default)))];
                 if let Some(line) = env_line {
-                    let names = command
-                        .environment
-                        .iter()
-                        .map(|(name, _)| (name.to_string_lossy().into_owned(), json!(HIDDEN)));
-                    own.push(("env", Setting::Value(Value::Object(names.collect()), self.line(line))));
+                    let names = command.environment.iter().map(|(name, _)| name.to_string_lossy().into_owned());
+                    own.push(("env", Setting::Hidden(names.collect(), self.line(line))));
                 }
                 ("exec", Setting::Map(own))
             }
@@ -261,20 +260,23 @@ impl Origins<'_> {
     }
 }
 
-/// Stands for a value of an environment.
-const HIDDEN: &str = "(hidden)";
-
 fn duration(value: std::time::Duration) -> Value {
     json!(GoDuration(value).to_string())
 }
 
 /// A flag's value as the file would have it; numbers and booleans as such.
 fn typed_value(flag: &clap::Arg, matches: &ArgMatches) -> Value {
-    let raw = matches.get_raw(flag.get_id().as_str()).and_then(Iterator::last);
-    let Some(text) = raw.map(|raw| raw.to_string_lossy()) else { return Value::Null };
+    let Some(raw) = matches.get_raw(flag.get_id().as_str()) else { return Value::Null };
+    let all: Vec<_> = raw.map(|raw| raw.to_string_lossy()).collect();
+    let text = match (flag.get_value_delimiter(), all.last()) {
+        (Some(delimiter), _) => all.join(&delimiter.to_string()),
+        (None, Some(last)) => last.clone().into_owned(),
+        (None, None) => return Value::Null,
+    };
     match flag.get_value_names().and_then(|names| names.first()).map(clap::builder::Str::as_str) {
         Some("BOOL") => parse_bool(&text).map_or_else(|_| json!(text), Value::Bool),
-        Some("N" | "LEVEL" | "PORT") => text.parse::<i64>().map_or_else(|_| json!(text), |number| json!(number)),
+        Some("LEVEL") => level(&text).map_or_else(|_| json!(text), |number| json!(number)),
+        Some("N" | "PORT") => integer::<i64>(&text).map_or_else(|_| json!(text), |number| json!(number)),
         Some(_) | None => json!(text),
     }
 }

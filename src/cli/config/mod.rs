@@ -68,7 +68,7 @@ fn show(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         .long("output")
         .value_name("FORM")
         .default_value("table")
-        .help("table, json or yaml; the last is a settings file, each origin in a comment")
+        .help("table, json or yaml; the last is a settings file, each origin in a comment, refused until hidden values are filled in")
         .value_parser(Form::parse);
     let given = match Given::read(
         flags("print", "Shows every setting in force, and where it came from").arg(output),

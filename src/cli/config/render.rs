@@ -1,7 +1,11 @@
 //! Settings in force as a table, JSON, or a settings file.
 
 use super::in_force::Setting;
+use crate::cli::look::{padded, width};
 use serde_json::{Map, Value, json};
+
+/// Stands for a value of an environment.
+const HIDDEN: &str = "(hidden)";
 
 /// `--output`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,16 +45,19 @@ fn table(all: &[(String, Setting)]) -> String {
     for (key, setting) in all {
         flatten(key.clone(), setting, &mut rows);
     }
-    let width = |column: fn(&(String, String, String)) -> &String| {
-        rows.iter().map(|row| column(row).chars().count()).max().unwrap_or(0)
+    let widest =
+        |column: fn(&(String, String, String)) -> &String| rows.iter().map(|row| width(column(row))).max().unwrap_or(0);
+    let (first, second) = (widest(|row| &row.0), widest(|row| &row.1));
+    let row = |(key, value, from): &(String, String, String)| {
+        format!("{}  {}  {from}\n", padded(key, first), padded(value, second))
     };
-    let (first, second) = (width(|row| &row.0), width(|row| &row.1));
-    rows.iter().map(|(key, value, from)| format!("{key:first$}  {value:second$}  {from}\n")).collect()
+    rows.iter().map(row).collect()
 }
 
 fn flatten(path: String, setting: &Setting, rows: &mut Vec<(String, String, String)>) {
     match setting {
         Setting::Value(value, from) => rows.push((path, plain(value), from.clone())),
+        Setting::Hidden(names, from) => rows.push((path, plain(&hidden(names)), from.clone())),
         Setting::Map(entries) | Setting::Made(entries) => {
             for (key, setting) in entries {
                 flatten(format!("{path}.{key}"), setting, rows);
@@ -79,6 +86,7 @@ fn plain(value: &Value) -> String {
 fn json(setting: &Setting) -> Value {
     match setting {
         Setting::Value(value, from) => json!({"value": value, "from": from}),
+        Setting::Hidden(names, from) => json!({"value": hidden(names), "from": from}),
         Setting::Map(entries) | Setting::Made(entries) => {
             Value::Object(entries.iter().map(|(key, setting)| ((*key).to_owned(), json(setting))).collect())
         }
@@ -86,9 +94,27 @@ fn json(setting: &Setting) -> Value {
     }
 }
 
+fn hidden(names: &[String]) -> Value {
+    Value::Object(names.iter().map(|name| (name.clone(), json!(HIDDEN))).collect())
+}
+
+fn hides(setting: &Setting) -> bool {
+    match setting {
+        Setting::Hidden(names, _) => !names.is_empty(),
+        Setting::Value(..) => false,
+        Setting::Map(entries) | Setting::Made(entries) => entries.iter().any(|(_, setting)| hides(setting)),
+        Setting::List(items) => items.iter().any(hides),
+    }
+}
+
 /// JSON is YAML, so every value is written as JSON; what is not set is left out.
+///
+/// A hidden value is left empty, which every reader of settings refuses: a placeholder would be passed on as the secret.
 fn yaml(all: &[(String, Setting)]) -> String {
     let mut text = String::new();
+    if all.iter().any(|(_, setting)| hides(setting)) {
+        text += "# Values of env are hidden. This file is refused until they are filled in.\n";
+    }
     for (key, setting) in all {
         match setting {
             Setting::Value(Value::Null, _) => {}
@@ -102,7 +128,7 @@ fn yaml(all: &[(String, Setting)]) -> String {
                     yaml_item(&mut text, item);
                 }
             }
-            Setting::Map(_) | Setting::Made(_) => {}
+            Setting::Map(_) | Setting::Made(_) | Setting::Hidden(..) => {}
         }
     }
     text
@@ -117,12 +143,22 @@ fn yaml_item(text: &mut String, item: &Setting) {
             Setting::Map(inner) => {
                 text.push_str(&format!("{indent}{key}:\n"));
                 for (key, setting) in inner {
-                    if let Setting::Value(value, from) = setting {
-                        line(text, &format!("      {key}"), value, from);
+                    match setting {
+                        Setting::Value(value, from) => line(text, &format!("      {key}"), value, from),
+                        Setting::Hidden(names, from) if names.is_empty() => {
+                            line(text, &format!("      {key}"), &hidden(names), from);
+                        }
+                        Setting::Hidden(names, from) => {
+                            text.push_str(&format!("      {key}:  # {from}\n"));
+                            for name in names {
+                                text.push_str(&format!("        {}:  # hidden: fill it in\n", json!(name)));
+                            }
+                        }
+                        Setting::Map(_) | Setting::Made(_) | Setting::List(_) => {}
                     }
                 }
             }
-            Setting::List(_) | Setting::Made(_) => {}
+            Setting::List(_) | Setting::Made(_) | Setting::Hidden(..) => {}
         }
     }
 }

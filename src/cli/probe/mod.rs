@@ -30,7 +30,7 @@ use std::process::ExitCode;
     args_override_self = true,
     max_term_width = 110,
     override_usage = "csi-warden probe [FLAGS] -- COMMAND [ARGUMENT…]
-       csi-warden probe [FLAGS] --config FILE [--probe NAME,…]
+       csi-warden probe [FLAGS] --config FILE [--probe NAME,…] [--csi-address PATH]
        csi-warden probe [FLAGS] --csi-address PATH
        csi-warden probe [FLAGS] --health-file PATH"
 )]
@@ -41,7 +41,7 @@ pub struct ProbeFlags {
     /// With --config: only these probes, separated by commas
     #[arg(long, value_name = "NAME,…", help_heading = "What is asked")]
     probe: Option<String>,
-    /// Ask the driver at this socket, a path or unix:///path, by its Identity.Probe
+    /// Ask the driver at this socket, a path or unix:///path, by its Identity.Probe. With --config: where its csi probes find it
     #[arg(long, value_name = "PATH", help_heading = "What is asked")]
     csi_address: Option<String>,
     /// Read this health file
@@ -177,6 +177,9 @@ fn contradiction(flags: &ProbeFlags, command: &[OsString]) -> Option<String> {
     }
     if !flags.env.is_empty() && command.is_empty() {
         return Some("--env is for -- COMMAND, which is missing; a settings file has its own env".to_owned());
+    }
+    if let Some(entry) = source::nameless(&flags.env) {
+        return Some(format!("--env: {entry:?} names no variable: give NAME=VALUE or NAME"));
     }
     if flags.timeout.is_some() && flags.config.is_some() {
         return Some(

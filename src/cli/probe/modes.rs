@@ -3,6 +3,7 @@
 use super::rounds::{Asked, Asking, Counting};
 use super::words::{gist, outcome_line, probe_words, round_line, said, table, utc, waits_for};
 use super::write::write_atomically;
+use crate::cli::install::without_temporary_name;
 use crate::cli::look::Look;
 use crate::cli::{complain, print};
 use crate::config::go_duration::GoDuration;
@@ -185,7 +186,8 @@ async fn watch(mut asking: Asking, form: Form, period: Duration, stop: &Cancella
         if form != Form::Json && look.terminal {
             // Home, and clear to the end, so that nothing flickers.
             let now = utc(SystemTime::now());
-            lines.push(format!("\x1b[H\x1b[J{}\n\n{now}, each {}", table(&asking, health, look), GoDuration(period)));
+            let foot = look.cut(&format!("{now}, each {}", GoDuration(period)));
+            lines.push(format!("\x1b[H\x1b[J{}\n\n{foot}", table(&asking, health, look)));
         } else if form == Form::Json {
             if gists != told || told_health != Some(health) {
                 lines.push(serde_json::to_string(&said(&asking, health))?);
@@ -227,9 +229,14 @@ async fn write(
             Ok(()) => written = true,
             // A folder that is missing from the start is a mistake in the manifest; one that goes may come back.
             Err(error) if !written => {
+                let error = without_temporary_name(error);
                 return Err(anyhow::Error::new(error).context(format!("cannot write {}", file.display())));
             }
-            Err(error) => complain(&format!("cannot write {}: {error}; trying again in {period:?}", file.display())),
+            Err(error) => complain(&format!(
+                "cannot write {}: {}; trying again in {period:?}",
+                file.display(),
+                without_temporary_name(error)
+            )),
         }
         if line != last {
             complain(&format!("{}: {line}", file.display()));

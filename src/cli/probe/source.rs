@@ -32,12 +32,13 @@ pub(super) enum SourceError {
     Config(Vec<String>),
 }
 
-/// The sources that were given, as a usage error names them.
+/// The sources that were given, as a usage error names them. With a settings file, `--csi-address` is none: it says where the
+/// file's `csi` probes find the driver.
 pub(super) fn given(flags: &ProbeFlags, command: &[OsString]) -> Vec<&'static str> {
     let sources = [
         (COMMAND, !command.is_empty()),
         ("--config", flags.config.is_some()),
-        ("--csi-address", flags.csi_address.is_some()),
+        ("--csi-address", flags.csi_address.is_some() && flags.config.is_none()),
         ("--health-file", flags.health_file.is_some()),
     ];
     sources.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
@@ -51,14 +52,15 @@ pub(super) fn watched(flags: &ProbeFlags, command: Vec<OsString>) -> Result<Watc
     let timeout = flags.timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0);
     let period = flags.period.0;
     if let Some(config) = &flags.config {
-        return chosen(of_file(config)?, flags.probe.as_deref(), config);
+        let watched = of_file(config, flags.csi_address.as_deref())?;
+        return chosen(watched, flags.probe.as_deref(), config);
     }
     if let Some(address) = &flags.csi_address {
         let socket = settings::driver_socket(address).map_err(|error| SourceError::Usage(error.to_string()))?;
         return Ok(alone(CSI_PROBE, ProbeKind::Csi { socket }, period, timeout));
     }
     if let Some(path) = &flags.health_file {
-        let mut watched = of_flag("--health-file", path.as_os_str()).map_err(|error| match error {
+        let mut watched = of_flags(&[("--health-file", path.as_os_str())]).map_err(|error| match error {
             SourceError::Config(lines) => SourceError::Usage(lines.join("; ")),
             usage @ SourceError::Usage(_) => usage,
         })?;
@@ -91,21 +93,33 @@ fn alone(name: &str, kind: ProbeKind, period: Duration, timeout: Duration) -> Wa
     Watched { probes: vec![probe], groups: Vec::new(), warnings: Vec::new() }
 }
 
-fn of_file(config: &Path) -> Result<Watched, SourceError> {
-    let watched = of_flag("--config", config.as_os_str())?;
+fn of_file(config: &Path, csi_address: Option<&str>) -> Result<Watched, SourceError> {
+    let mut flags = vec![("--config", config.as_os_str())];
+    let socket = csi_address.map(settings::driver_socket).transpose();
+    let socket = socket.map_err(|error| SourceError::Usage(error.to_string()))?;
+    flags.extend(csi_address.map(|address| ("--csi-address", OsStr::new(address))));
+    let mut watched = of_flags(&flags)?;
     if watched.probes.is_empty() {
         let message = format!("{}: it has no probes, so there is nothing to ask", config.display());
         return Err(SourceError::Config(vec![message]));
     }
+    let asked = socket.map(|socket| ProbeKind::Csi { socket });
+    if asked.is_some_and(|asked| watched.probes.iter().all(|probe| probe.kind != asked)) {
+        let message = format!("{} has no csi probe without a socket of its own", config.display());
+        watched.warnings.push(format!("--csi-address has no effect: {message}"));
+    }
     Ok(watched)
 }
 
-/// As `run` with this flag alone would watch; the defaults are its own.
-fn of_flag(name: &str, value: &OsStr) -> Result<Watched, SourceError> {
-    let mut flag = OsString::from(name);
-    flag.push("=");
-    flag.push(value);
-    let given = Given::read(RunFlags::command(), std::iter::once(flag)).map_err(|error| match error {
+/// As `run` with these flags alone would watch; the defaults are its own.
+fn of_flags(flags: &[(&str, &OsStr)]) -> Result<Watched, SourceError> {
+    let flags = flags.iter().map(|(name, value)| {
+        let mut flag = OsString::from(name);
+        flag.push("=");
+        flag.push(value);
+        flag
+    });
+    let given = Given::read(RunFlags::command(), flags).map_err(|error| match error {
         GivenError::Usage(error) => SourceError::Usage(error.to_string()),
         GivenError::File(error) => {
             let cause = error.source().map_or_else(String::new, |source| format!(": {source}"));
@@ -136,6 +150,11 @@ fn chosen(mut watched: Watched, names: Option<&str>, config: &Path) -> Result<Wa
     }
     watched.probes.retain(|probe| names.contains(&probe.name.as_str()));
     Ok(watched)
+}
+
+/// An entry of `--env` that sets a variable without a name.
+pub(super) fn nameless(env: &str) -> Option<&str> {
+    env.split(',').find(|entry| entry.starts_with('='))
 }
 
 /// `A=b,HOME`: set A, and pass HOME on if we have it.

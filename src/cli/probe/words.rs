@@ -1,7 +1,7 @@
 //! What a round said, in words: the health file's line, the table, JSON, and the lines of `--watch`.
 
 use super::rounds::{Asked, Asking};
-use crate::cli::look::{Look, line, wrapped};
+use crate::cli::look::{Column, Look, fitting, line, row, titles, width, wrapped};
 use crate::policy::outcome::{Health, Outcome, Reason};
 use crate::probe::health_file::UNKNOWN;
 use serde::Serialize;
@@ -9,9 +9,6 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 use time::OffsetDateTime;
-
-/// Where the table's last column begins, after a name of this width: two blanks each, TYPE 11, OUTCOME 7, MS 6.
-const COLUMNS_BESIDES_NAME: usize = 2 + 11 + 2 + 7 + 2 + 6 + 2;
 
 /// A reason that has less room than this beside the outcome stands below.
 const MIN_REASON_COLUMNS: usize = 20;
@@ -102,24 +99,36 @@ pub(super) fn table(asking: &Asking, health: Health, look: Look) -> String {
     let mut text = String::new();
     line(&mut text, &format!("health  {}", look.paint(health.name(), health.name())));
     text.push('\n');
-    let names = asking.probes.iter().map(|probe| probe.settings.name.chars().count());
-    let width = names.max().unwrap_or(0).clamp(5, 24);
-    line(&mut text, &format!("{:<width$}  {:<11}  {:<7}  {:>6}  REASON", "PROBE", "TYPE", "OUTCOME", "MS"));
+    let names = asking.probes.iter().map(|probe| width(&probe.settings.name)).max().unwrap_or(0).clamp(5, 24);
+    let mut columns = [
+        Column { title: "PROBE", width: names, right: false, dispensable: 0 },
+        Column { title: "TYPE", width: 11, right: false, dispensable: 2 },
+        Column { title: "OUTCOME", width: 7, right: false, dispensable: 0 },
+        Column { title: "MS", width: 6, right: true, dispensable: 1 },
+    ];
+    let shown = fitting(&mut columns, look.columns);
+    let titles = titles(&columns, &shown);
+    let room = look.columns.saturating_sub(width(&titles) + 2);
+    let beside = room >= MIN_REASON_COLUMNS;
+    line(&mut text, &look.cut(&if beside { format!("{titles}  REASON") } else { titles }));
     for probe in &asking.probes {
-        let name: String = probe.settings.name.chars().take(width).collect();
         let outcome = probe.outcome().map_or("unknown", Outcome::name);
         let took = probe.word.as_ref().map_or_else(|| "-".to_owned(), |word| milliseconds(word.took).to_string());
         let reason = one_line(&reason(probe));
-        let room = look.columns.saturating_sub(width + COLUMNS_BESIDES_NAME);
-        let beside = room >= MIN_REASON_COLUMNS && reason.chars().count() <= room;
-        let painted = look.paint(&format!("{outcome:<7}"), outcome);
-        let kind = probe.settings.kind.name();
-        let last = if beside { reason.as_str() } else { "" };
-        line(&mut text, &format!("{name:<width$}  {kind:<11}  {painted}  {took:>6}  {last}"));
-        if !beside {
-            for part in wrapped(&reason, look.columns.saturating_sub(2)) {
-                line(&mut text, &look.cut(&format!("  {part}")));
-            }
+        let cells = [
+            (probe.settings.name.as_str(), None),
+            (probe.settings.kind.name(), None),
+            (outcome, Some(outcome)),
+            (took.as_str(), None),
+        ];
+        let row = row(look, &columns, &shown, &cells);
+        if beside && width(&reason) <= room {
+            line(&mut text, &format!("{row}  {reason}"));
+            continue;
+        }
+        line(&mut text, &row);
+        for part in wrapped(&reason, look.columns.saturating_sub(2)).iter().filter(|part| !part.is_empty()) {
+            line(&mut text, &format!("  {part}"));
         }
     }
     text.trim_end().to_owned()
@@ -266,6 +275,23 @@ mod tests {
         assert!(
             table(&asking, Health::Healthy, Look { terminal: true, colours: true, columns: 80 }).contains("\x1b[31m")
         );
+    }
+
+    #[test]
+    fn no_line_of_the_table_is_wider_than_the_terminal() {
+        let asking = asking(&[
+            ("a-name-of-more-than-24-characters", failure(&"網路斷了".repeat(20))),
+            ("b", failure(&"/sys/class/infiniband".repeat(9))),
+            ("c", Outcome::Success),
+        ]);
+        for columns in 17..130 {
+            let shown = table(&asking, Health::Unhealthy, Look { terminal: true, colours: false, columns });
+            let widest = shown.lines().map(width).max().unwrap();
+            assert!(widest <= columns, "{columns}:\n{shown}");
+            assert_eq!(shown.matches('斷').count(), 20, "{columns}:\n{shown}");
+        }
+        let shown = table(&asking, Health::Unhealthy, Look { terminal: false, colours: false, columns: 80 });
+        assert!(shown.contains("a-name-of-more-than-24-…  csi          failure      12"), "{shown}");
     }
 
     #[test]

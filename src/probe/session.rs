@@ -1,0 +1,334 @@
+//! A command in a session of its own: started without a copy of this process, waited for, killed with all that it left in its
+//! process group, and buried.
+
+use super::exec::Command;
+use crate::policy::backoff::Backoff;
+use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn};
+use nix::sys::signal::{SigSet, Signal as NixSignal};
+use rustix::fs::{Access, FileType, OFlags, access, fcntl_setfl, stat};
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOptions, kill_process_group, pidfd_open, waitid, waitpgid,
+};
+use std::collections::BTreeMap;
+use std::ffi::{CString, OsStr, OsString};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::net::unix::pipe::Receiver;
+use tokio::runtime::Handle;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::sleep;
+
+/// Where programs are found; the rest of our environment is not passed on.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Runs what has no `#!` line, as `execvp` does.
+const SHELL: &str = "/bin/sh";
+
+/// `POSIX_SPAWN_SETSID` of glibc and musl, which the library does not name.
+///
+/// Source: <https://sourceware.org/git/?p=glibc.git;a=blob;f=posix/spawn.h>
+const SET_SESSION: i32 = 0x80;
+
+/// Pauses between looks at what was killed and is not dead yet.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const MAX_PAUSE: Duration = Duration::from_secs(10);
+
+/// A started command, and all that it started in its process group; killed and buried when dropped.
+#[derive(Debug)]
+pub(super) struct Session {
+    leader: Pid,
+    end: End,
+    over: bool,
+}
+
+/// What tells that the command may have ended.
+#[derive(Debug)]
+enum End {
+    Descriptor(AsyncFd<OwnedFd>),
+    /// Linux before 5.3, or a seccomp profile that does not know `pidfd_open`.
+    Signal(tokio::signal::unix::Signal),
+}
+
+impl End {
+    #[expect(deprecated, reason = "an OwnedFd is what the new constructor, which is unsafe, asks for")]
+    fn descriptor(leader: Pid) -> io::Result<Self> {
+        let descriptor = pidfd_open(leader, PidfdFlags::NONBLOCK)?;
+        AsyncFd::with_interest(descriptor, Interest::READABLE).map(Self::Descriptor)
+    }
+
+    fn signal() -> io::Result<Self> {
+        signal(SignalKind::child()).map(Self::Signal)
+    }
+}
+
+/// The command's two outputs.
+pub(super) struct Outputs {
+    pub(super) said: Receiver,
+    pub(super) complained: Receiver,
+}
+
+impl Session {
+    /// Starts the command. Its input is empty, its environment `PATH` and what is set, its signals are as by default, and
+    /// nothing else is open but its outputs.
+    ///
+    /// This process is not copied for it: it stands still until the new program has taken over, as after `vfork`.
+    ///
+    /// # Errors
+    /// As `execvp` gives them, or the system's when it refuses what it takes.
+    pub(super) fn start(command: &Command) -> io::Result<(Self, Outputs)> {
+        let ((said, said_end), (complained, complained_end)) = (pipe()?, pipe()?);
+        let outputs = Outputs { said, complained };
+        let leader = spawn(command, &said_end, &complained_end)?;
+        match End::descriptor(leader).or_else(|_not_to_be_had| End::signal()) {
+            Ok(end) => Ok((Self { leader, end, over: false }, outputs)),
+            Err(error) => {
+                end_group(leader);
+                Err(error)
+            }
+        }
+    }
+
+    /// Waits until the command itself has ended. It is not buried yet, so that its number stays its own.
+    pub(super) async fn ended(&mut self) -> io::Result<()> {
+        while !has_ended(self.leader)? {
+            match &mut self.end {
+                End::Descriptor(descriptor) => descriptor.readable().await?.clear_ready(),
+                End::Signal(signals) => {
+                    signals.recv().await;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Kills whatever is left.
+    pub(super) fn kill(&self) {
+        // All may have ended already.
+        kill_process_group(self.leader, Signal::KILL).ok();
+    }
+
+    /// Kills whatever is left, and tells how the command has ended, if it has.
+    pub(super) fn finish(mut self) -> Option<ExitStatus> {
+        self.over = true;
+        end_group(self.leader)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if !self.over {
+            end_group(self.leader);
+        }
+    }
+}
+
+/// Both ends of a pipe; reading does not block, writing does.
+fn pipe() -> io::Result<(Receiver, OwnedFd)> {
+    let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
+    fcntl_setfl(&ours, OFlags::NONBLOCK)?;
+    Ok((Receiver::from_owned_fd_unchecked(ours)?, theirs))
+}
+
+fn has_ended(leader: Pid) -> io::Result<bool> {
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    Ok(waitid(WaitId::Pid(leader), look)?.is_some())
+}
+
+/// Kills the group and buries those of it that are ours; the status is the leader's. As process 1 of a container we inherit
+/// what a command leaves behind.
+fn end_group(leader: Pid) -> Option<ExitStatus> {
+    // All may have ended already. As long as the leader is not buried, nobody else can have its number.
+    kill_process_group(leader, Signal::KILL).ok();
+    let mut status = None;
+    if !bury(leader, &mut status)
+        && let Ok(runtime) = Handle::try_current()
+    {
+        runtime.spawn(bury_later(leader));
+    }
+    status
+}
+
+/// Whether none of the group is left that is ours to bury.
+fn bury(leader: Pid, status: &mut Option<ExitStatus>) -> bool {
+    loop {
+        match waitpgid(leader, WaitOptions::NOHANG) {
+            Ok(Some((dead, how))) => {
+                if dead == leader {
+                    *status = Some(ExitStatus::from_raw(how.as_raw()));
+                }
+            }
+            Ok(None) => return false,
+            Err(Errno::INTR) => {}
+            Err(_none) => return true,
+        }
+    }
+}
+
+/// A process that sits in the kernel dies when it leaves it.
+async fn bury_later(leader: Pid) {
+    let mut pauses = Backoff::new(FIRST_PAUSE, MAX_PAUSE);
+    while !bury(leader, &mut None) {
+        sleep(pauses.pause()).await;
+    }
+}
+
+fn spawn(command: &Command, said: &OwnedFd, complained: &OwnedFd) -> io::Result<Pid> {
+    let mut environment = BTreeMap::from([(OsString::from("PATH"), OsString::from(PATH))]);
+    environment.extend(command.environment.iter().cloned());
+    let program = find(&command.program, environment.get(OsStr::new("PATH")).map_or(OsStr::new(""), |path| path))?;
+    let variables = environment.iter().map(|(name, value)| {
+        let mut variable = name.as_bytes().to_vec();
+        variable.push(b'=');
+        variable.extend_from_slice(value.as_bytes());
+        CString::new(variable)
+    });
+    let variables = variables.collect::<Result<Vec<CString>, _>>()?;
+    let words = std::iter::once(&command.program).chain(&command.arguments);
+    let mut words = words.map(|word| CString::new(word.as_bytes())).collect::<Result<Vec<CString>, _>>()?;
+
+    let mut files = PosixSpawnFileActions::init()?;
+    files.add_open(0, c"/dev/null", nix::fcntl::OFlag::O_RDONLY, nix::sys::stat::Mode::empty())?;
+    files.add_dup2(said.as_raw_fd(), 1)?;
+    files.add_dup2(complained.as_raw_fd(), 2)?;
+    let mut attributes = PosixSpawnAttr::init()?;
+    // We ignore SIGPIPE, as every Rust program does; a command that loses its reader is to die of it.
+    attributes.set_sigdefault(&SigSet::from(NixSignal::SIGPIPE))?;
+    attributes.set_sigmask(&SigSet::empty())?;
+    attributes.set_flags(
+        PosixSpawnFlags::from_bits_retain(SET_SESSION)
+            | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF
+            | PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK,
+    )?;
+    let started = match posix_spawn(program.as_path(), &files, &attributes, &words, &variables) {
+        Err(nix::errno::Errno::ENOEXEC) => {
+            words.splice(..1, [CString::from(c"/bin/sh"), CString::new(program.as_os_str().as_bytes())?]);
+            posix_spawn(SHELL, &files, &attributes, &words, &variables)
+        }
+        started => started,
+    }?;
+    Pid::from_raw(started.as_raw()).ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
+/// As `execvp` finds it: what has a slash is a path, all else is looked up.
+fn find(program: &OsStr, path: &OsStr) -> io::Result<PathBuf> {
+    if program.as_bytes().contains(&b'/') {
+        return Ok(program.into());
+    }
+    let mut why = Errno::NOENT;
+    for folder in path.as_bytes().split(|byte| *byte == b':').filter(|_| !program.is_empty()) {
+        // Nothing between two colons is the folder we are in.
+        let folder = if folder.is_empty() { Path::new(".") } else { Path::new(OsStr::from_bytes(folder)) };
+        let candidate = folder.join(program);
+        let Ok(found) = stat(&candidate) else { continue };
+        if FileType::from_raw_mode(found.st_mode) == FileType::RegularFile
+            && access(&candidate, Access::EXEC_OK).is_ok()
+        {
+            return Ok(candidate);
+        }
+        why = Errno::ACCESS;
+    }
+    Err(why.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+    use tokio::io::AsyncReadExt;
+
+    fn command(words: &[&str], environment: &[(&str, &str)]) -> Command {
+        Command {
+            program: words[0].into(),
+            arguments: words[1..].iter().map(OsString::from).collect(),
+            environment: environment.iter().map(|(name, value)| (name.into(), value.into())).collect(),
+        }
+    }
+
+    /// What it said, and how it ended.
+    async fn said(command: &Command) -> (String, Option<i32>) {
+        let (mut session, mut outputs) = Session::start(command).unwrap();
+        let mut text = String::new();
+        outputs.said.read_to_string(&mut text).await.unwrap();
+        session.ended().await.unwrap();
+        (text, session.finish().unwrap().code())
+    }
+
+    /// Fields of `/proc/self/stat` from the state on: parent, process group, session.
+    #[tokio::test]
+    async fn a_command_leads_a_session_and_a_process_group_of_its_own() {
+        let (text, code) = said(&command(&["cat", "/proc/self/stat"], &[])).await;
+        let number = text.split(' ').next().unwrap().to_owned();
+        let rest: Vec<&str> = text.rsplit_once(')').unwrap().1.split_whitespace().collect();
+        assert_eq!((rest[2], rest[3], code), (number.as_str(), number.as_str(), Some(0)), "{text}");
+    }
+
+    #[tokio::test]
+    async fn signals_are_as_by_default_and_the_input_is_empty() {
+        // SIGPIPE is the thirteenth; whoever runs the tests may ignore others.
+        let (text, _) = said(&command(&["grep", "^SigIgn", "/proc/self/status"], &[])).await;
+        let ignored = u64::from_str_radix(text.rsplit('\t').next().unwrap().trim(), 16).unwrap();
+        assert_eq!(ignored & (1 << 12), 0, "{text}");
+        let (text, _) = said(&command(&["grep", "^SigBlk", "/proc/self/status"], &[])).await;
+        assert_eq!(text, "SigBlk:\t0000000000000000\n");
+        assert_eq!(said(&command(&["readlink", "/proc/self/fd/0"], &[])).await.0, "/dev/null\n");
+    }
+
+    #[tokio::test]
+    async fn programs_are_found_and_run_as_execvp_does() {
+        let folder = tempfile::tempdir().unwrap();
+        let (script, other) = (folder.path().join("script"), folder.path().join("other"));
+        std::fs::write(&script, "echo no first line: $1\n").unwrap();
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+        std::fs::write(&other, "").unwrap();
+        let path = format!("/no/such:{}:/bin", folder.path().display());
+        let with_path = |words: &[&str]| command(words, &[("PATH", path.as_str())]);
+        // Another test's child may hold the new file open for writing for a moment.
+        let mut ran = said(&with_path(&["script", "x"])).await;
+        for _ in 0..50 {
+            if ran.1 == Some(0) {
+                break;
+            }
+            sleep(Duration::from_millis(20)).await;
+            ran = said(&with_path(&["script", "x"])).await;
+        }
+        assert_eq!(ran, ("no first line: x\n".to_owned(), Some(0)));
+        let error = |words: &[&str]| Session::start(&with_path(words)).map(|_| ()).unwrap_err().kind();
+        assert_eq!(error(&["other"]), io::ErrorKind::PermissionDenied);
+        assert_eq!(error(&["missing"]), io::ErrorKind::NotFound);
+        assert_eq!(error(&[""]), io::ErrorKind::NotFound);
+        assert_eq!(error(&["/no/such"]), io::ErrorKind::NotFound);
+        assert_eq!(error(&["sh", "a\0b"]), io::ErrorKind::InvalidInput);
+    }
+
+    #[tokio::test]
+    async fn the_end_is_noticed_without_a_descriptor_for_it() {
+        let (mut session, _outputs) = Session::start(&command(&["sh", "-c", "sleep 0.2; exit 3"], &[])).unwrap();
+        session.end = End::signal().unwrap();
+        session.ended().await.unwrap();
+        assert_eq!(session.finish().unwrap().code(), Some(3));
+    }
+
+    #[tokio::test]
+    async fn what_is_dropped_is_killed_and_buried() {
+        let (session, _outputs) = Session::start(&command(&["sleep", "600"], &[])).unwrap();
+        let there = PathBuf::from(format!("/proc/{}", session.leader.as_raw_nonzero()));
+        assert!(there.exists());
+        drop(session);
+        for _ in 0..400 {
+            if !there.exists() {
+                return;
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+        panic!("{} is left", there.display());
+    }
+}

@@ -1,0 +1,147 @@
+//! A body on its way: piece by piece, as its reader makes room, or gathered where somebody has to see a message whole.
+
+use super::answer::code_in;
+use super::message;
+use super::upstream::Load;
+use bytes::{Bytes, BytesMut};
+use h2::{RecvStream, SendStream};
+use std::future::poll_fn;
+use std::task::{Context, Poll, ready};
+use tonic::Code;
+
+/// How a body ended.
+pub(super) enum Pumped {
+    /// All of it was handed on, and the trailers, in which there may be a status.
+    Whole(Option<Code>),
+    /// Its reader does not want it any more.
+    ReaderGone,
+    /// Its writer's side broke.
+    Broken(h2::Error),
+}
+
+/// Hands a body on, piece by piece, and takes the next one only when the last is on its way. `load` is told of waits.
+pub(super) async fn pump(from: &mut RecvStream, to: &mut SendStream<Bytes>, load: Option<&Load>) -> Pumped {
+    loop {
+        let piece = poll_fn(|context| match from.poll_data(context) {
+            Poll::Ready(piece) => Poll::Ready(Some(piece)),
+            Poll::Pending => to.poll_reset(context).map(|_| None),
+        })
+        .await;
+        match piece {
+            None => return Pumped::ReaderGone,
+            Some(Some(Err(error))) => return Pumped::Broken(error),
+            Some(Some(Ok(piece))) => {
+                let (bytes, last) = (piece.len(), from.is_end_stream());
+                if !send(to, piece, last, load).await {
+                    return Pumped::ReaderGone;
+                }
+                if last {
+                    return Pumped::Whole(None);
+                }
+                release(from, bytes);
+            }
+            Some(None) => break,
+        }
+    }
+    match from.trailers().await {
+        Ok(Some(trailers)) => {
+            let code = code_in(&trailers);
+            to.send_trailers(trailers).map_or(Pumped::ReaderGone, |()| Pumped::Whole(code))
+        }
+        Ok(None) => to.send_data(Bytes::new(), true).map_or(Pumped::ReaderGone, |()| Pumped::Whole(None)),
+        Err(error) => Pumped::Broken(error),
+    }
+}
+
+/// Hands a body on; if it is one whole message, as `change` makes it.
+pub(super) async fn pump_changed(
+    from: &mut RecvStream,
+    to: &mut SendStream<Bytes>,
+    change: impl Fn(&Bytes) -> Bytes,
+) -> Pumped {
+    let gathered = match gather(from, |context| to.poll_reset(context).is_ready()).await {
+        Ok(gathered) => gathered,
+        Err(Stopped::HungUp) => return Pumped::ReaderGone,
+        Err(Stopped::Broken(error)) => return Pumped::Broken(error),
+    };
+    let changed = match message::only(&gathered) {
+        Some(message) => message::framed(&change(&message)),
+        None => gathered,
+    };
+    let last = from.is_end_stream();
+    match send(to, changed, last, None).await {
+        true if last => Pumped::Whole(None),
+        true => pump(from, to, None).await,
+        false => Pumped::ReaderGone,
+    }
+}
+
+/// Why a message could not be gathered.
+pub(super) enum Stopped {
+    /// Nobody wants it any more.
+    HungUp,
+    /// Its writer's side broke.
+    Broken(h2::Error),
+}
+
+/// Reads until the first message is whole, the body ends, or it is longer than [`message::MOST_BYTES`].
+pub(super) async fn gather(
+    from: &mut RecvStream,
+    mut hung_up: impl FnMut(&mut Context<'_>) -> bool,
+) -> Result<Bytes, Stopped> {
+    let mut gathered = BytesMut::new();
+    loop {
+        let piece = poll_fn(|context| match from.poll_data(context) {
+            Poll::Ready(piece) => Poll::Ready(Ok(piece)),
+            Poll::Pending if hung_up(context) => Poll::Ready(Err(Stopped::HungUp)),
+            Poll::Pending => Poll::Pending,
+        });
+        let Some(piece) = piece.await? else { return Ok(gathered.freeze()) };
+        let piece = piece.map_err(Stopped::Broken)?;
+        release(from, piece.len());
+        let wanted = |gathered: &[u8]| message::first_frame_bytes(gathered);
+        // The usual message is one piece: no copy.
+        if gathered.is_empty() && wanted(&piece).is_some_and(|bytes| piece.len() >= bytes) {
+            return Ok(piece);
+        }
+        gathered.extend_from_slice(&piece);
+        let whole = wanted(&gathered).is_some_and(|bytes| gathered.len() >= bytes || bytes > message::MOST_BYTES);
+        if whole || gathered.len() > message::MOST_BYTES || from.is_end_stream() {
+            return Ok(gathered.freeze());
+        }
+    }
+}
+
+/// Sends one piece as the reader makes room for it. `false` when the reader is gone.
+pub(super) async fn send(to: &mut SendStream<Bytes>, mut piece: Bytes, last: bool, load: Option<&Load>) -> bool {
+    while !piece.is_empty() {
+        to.reserve_capacity(piece.len());
+        let room = to.capacity().min(piece.len());
+        if room == 0 {
+            let _waiting = load.map(Load::wait);
+            let more = poll_fn(|context| {
+                if to.poll_reset(context).is_ready() {
+                    return Poll::Ready(false);
+                }
+                Poll::Ready(matches!(ready!(to.poll_capacity(context)), Some(Ok(_))))
+            });
+            if !more.await {
+                return false;
+            }
+            continue;
+        }
+        let part = piece.split_to(room);
+        if to.send_data(part, last && piece.is_empty()).is_err() {
+            return false;
+        }
+        if piece.is_empty() {
+            return true;
+        }
+    }
+    !last || to.send_data(Bytes::new(), true).is_ok()
+}
+
+/// Lets the writer send more. An error means that its stream is over, which the next look tells.
+fn release(from: &mut RecvStream, bytes: usize) {
+    drop(from.flow_control().release_capacity(bytes));
+}

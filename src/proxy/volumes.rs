@@ -1,0 +1,538 @@
+//! The table of volumes: told of every call, and kept over restarts in a file that is written beside the calls, never before one.
+
+use super::kubelet_records::Records;
+use crate::kept_file::{KeptFile, LoadError, boot_id, since_boot};
+use crate::policy::followed::{self, Before};
+use crate::policy::reaction::Crashes;
+use crate::policy::volumes::{CallId, Completeness, End, Gap, Kind, Place, Presence, VolumeCall, VolumeTable};
+use crate::probe::lane::Lane;
+use crate::quiet::Quiet;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+/// The form's version. A file of another version is set aside.
+const SCHEMA: u32 = 1;
+
+/// The table's own bound of 16 MiB, with room for JSON's quotes and escapes.
+const MAX_BYTES: u64 = 64 * 1024 * 1024;
+
+/// How long a write may take before it is left alone.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Between two writes: a pod's start changes the table about eight times.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// After a write that failed.
+const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Written {
+    schema: u32,
+    driver: String,
+    boot_id: String,
+    /// When the run ended in good order; missing while it goes on, and after a crash.
+    ended_boot_seconds: Option<u64>,
+    crashes_boot_seconds: Vec<u64>,
+    gap: Option<String>,
+    /// By volume ID, kind and path.
+    volumes: BTreeMap<String, BTreeMap<String, BTreeMap<String, String>>>,
+}
+
+/// Where the table is kept, and for whom.
+#[derive(Debug, Clone)]
+pub struct VolumeFile {
+    file: KeptFile,
+    driver: String,
+    boot_id: Option<String>,
+}
+
+/// What a previous run left, judged.
+#[derive(Debug)]
+pub struct Loaded {
+    places: Vec<Place>,
+    completeness: Completeness,
+    /// Ours in this boot; they decide about a bypass.
+    pub crashes: Crashes,
+    /// What was set aside, for the log.
+    pub trouble: Option<LoadError>,
+}
+
+impl VolumeFile {
+    /// The file for `driver` in `folder`.
+    pub fn new(folder: &Path, driver: &str, proc_root: &Path) -> Self {
+        let file = KeptFile::new(folder.join(format!("{driver}-warden-volumes.json")), MAX_BYTES);
+        Self { file, driver: driver.to_owned(), boot_id: boot_id(proc_root) }
+    }
+
+    /// The file's path.
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// What the previous run left. Never fails: what is odd is set aside, and the table is then not complete. Blocks as long as
+    /// the file system does.
+    pub fn load(&self) -> Loaded {
+        self.judge(since_boot().as_secs())
+    }
+
+    fn judge(&self, now: u64) -> Loaded {
+        let loaded = |before, places, crashes, trouble| Loaded {
+            places,
+            // Without a boot ID an older boot's word could pass for this one's.
+            completeness: match self.boot_id {
+                Some(_) => followed::completeness(before, now),
+                None => Completeness::Incomplete(Gap::NotFollowed),
+            },
+            crashes,
+            trouble,
+        };
+        let written = match self.read() {
+            Ok(Some(written)) => written,
+            Ok(None) => return loaded(Before::Nothing, Vec::new(), Crashes::default(), None),
+            Err(trouble) => return loaded(Before::Odd, Vec::new(), Crashes::default(), Some(trouble)),
+        };
+        if Some(&written.boot_id) != self.boot_id.as_ref() {
+            return loaded(Before::OtherBoot, Vec::new(), Crashes::default(), None);
+        }
+        let Some((places, completeness)) = written.table() else {
+            let trouble = self.file.set_aside("has words of another version".to_owned());
+            return loaded(Before::Odd, Vec::new(), Crashes::default(), Some(trouble));
+        };
+        let ended = written.ended_boot_seconds;
+        let crashed = ended.is_none().then_some(written.crashes_boot_seconds.as_slice());
+        loaded(Before::ThisBoot { ended, completeness }, places, Crashes::at_start(crashed, now), None)
+    }
+
+    fn read(&self) -> Result<Option<Written>, LoadError> {
+        let Some(text) = self.file.read()? else { return Ok(None) };
+        let written: Written = serde_json::from_slice(&text)
+            .map_err(|error| self.file.set_aside(format!("is no table of volumes ({error})")))?;
+        if written.schema != SCHEMA {
+            return Err(self.file.set_aside(format!("has schema {}, not {SCHEMA}", written.schema)));
+        }
+        if written.driver != self.driver {
+            return Err(self.file.set_aside(format!("is of the driver {:?}", written.driver)));
+        }
+        Ok(Some(written))
+    }
+
+    /// Writes in a file of an earlier run that volumes were not followed since, before a run that does not proxy. Makes none.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn leave_gap(&self) -> io::Result<()> {
+        let Loaded { places, crashes, .. } = match self.read() {
+            Ok(None) => return Ok(()),
+            Ok(Some(_)) | Err(_) => self.load(),
+        };
+        let ended = Some(since_boot().as_secs());
+        self.save(&places, Completeness::Incomplete(Gap::NotFollowed), &crashes, ended)
+    }
+
+    fn save(
+        &self,
+        places: &[Place],
+        completeness: Completeness,
+        crashes: &Crashes,
+        ended: Option<u64>,
+    ) -> io::Result<()> {
+        let Some(boot_id) = self.boot_id.clone() else {
+            return Err(io::Error::other(
+                "the boot's ID is unknown, so the table could not be told from an older boot's",
+            ));
+        };
+        let mut volumes: BTreeMap<String, BTreeMap<String, BTreeMap<String, String>>> = BTreeMap::new();
+        for place in places {
+            let kinds = volumes.entry(place.volume.clone()).or_default();
+            let paths = kinds.entry(place.kind.name().to_owned()).or_default();
+            paths.insert(place.path.clone(), place.presence.name().to_owned());
+        }
+        let written = Written {
+            schema: SCHEMA,
+            driver: self.driver.clone(),
+            boot_id,
+            ended_boot_seconds: ended,
+            crashes_boot_seconds: crashes.seconds().to_vec(),
+            gap: match completeness {
+                Completeness::Complete => None,
+                Completeness::Incomplete(gap) => Some(gap.name().to_owned()),
+            },
+            volumes,
+        };
+        self.file.replace(&serde_json::to_vec_pretty(&written).map_err(io::Error::other)?)
+    }
+}
+
+impl Written {
+    /// `None` if a word is not known.
+    fn table(&self) -> Option<(Vec<Place>, Completeness)> {
+        let completeness = match self.gap.as_deref() {
+            None => Completeness::Complete,
+            Some(gap) => Completeness::Incomplete(Gap::named(gap)?),
+        };
+        let mut places = Vec::new();
+        for (volume, kinds) in &self.volumes {
+            for (kind, paths) in kinds {
+                for (path, presence) in paths {
+                    let (kind, presence) = (Kind::named(kind)?, Presence::named(presence)?);
+                    places.push(Place { volume: volume.clone(), kind, path: path.clone(), presence });
+                }
+            }
+        }
+        Some((places, completeness))
+    }
+}
+
+/// The table to begin with.
+///
+/// The kubelet's records make it complete if all can be seen, and add what it lacks. Of a driver that does not stage (`stages`,
+/// from NodeGetCapabilities; `None`: not known) the kubelet keeps records, too, but lets go of them without a call: they count
+/// only where there are none.
+pub fn begin(loaded: Loaded, records: &Records, stages: Option<bool>) -> VolumeTable {
+    let recorded_all = records.all && (stages == Some(true) || records.staged.is_empty());
+    let completeness = if recorded_all { Completeness::Complete } else { loaded.completeness };
+    let mut table = VolumeTable::with(loaded.places, completeness);
+    if stages == Some(true) {
+        table.add_recorded(records.staged.iter().cloned());
+    }
+    table
+}
+
+/// The table, for all who see calls. Clones are handles to the same one.
+#[derive(Debug, Clone)]
+pub struct Volumes {
+    table: Arc<Mutex<VolumeTable>>,
+    changed: watch::Sender<u64>,
+}
+
+/// A call between its begin and its end. Dropped without [`Self::ended`], its answer counts as lost.
+#[derive(Debug)]
+#[must_use = "a call that is dropped counts as lost"]
+pub struct CallUnderWay {
+    volumes: Volumes,
+    id: Option<CallId>,
+}
+
+impl CallUnderWay {
+    /// The driver answered with this gRPC status code.
+    pub fn ended(mut self, code: i32) {
+        self.tell(End::Code(code));
+    }
+
+    fn tell(&mut self, end: End) {
+        if let Some(id) = self.id.take() {
+            self.volumes.change(|table| table.end(id, end));
+        }
+    }
+}
+
+impl Drop for CallUnderWay {
+    fn drop(&mut self) {
+        self.tell(End::Lost);
+    }
+}
+
+impl Volumes {
+    /// Handles to `table`.
+    pub fn new(table: VolumeTable) -> Self {
+        Self { table: Arc::new(Mutex::new(table)), changed: watch::channel(0).0 }
+    }
+
+    /// Takes note of a call that is about to be forwarded; never waits.
+    pub fn begin(&self, call: &VolumeCall) -> CallUnderWay {
+        let id = self.change(|table| table.begin(call));
+        CallUnderWay { volumes: self.clone(), id: Some(id) }
+    }
+
+    /// Changes the table, and has it written if a file would show that.
+    pub fn change<T>(&self, change: impl FnOnce(&mut VolumeTable) -> T) -> T {
+        let value = change(&mut self.lock());
+        self.changed.send_modify(|changes| *changes = changes.wrapping_add(1));
+        value
+    }
+
+    /// Looks at the table.
+    pub fn look<T>(&self, look: impl FnOnce(&VolumeTable) -> T) -> T {
+        look(&self.lock())
+    }
+
+    /// Tells of every change, also of those that a file would not show. The value means nothing.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// Keeps the table in `file` until `stop`, which must come after the last call. Ends with the word that all is written.
+    pub async fn keep(self, file: VolumeFile, crashes: Crashes, stop: CancellationToken) {
+        let (mut lane, mut quiet) = (Lane::new("volumes"), Quiet::default());
+        let mut changes = self.changes();
+        loop {
+            let stopped = stop.is_cancelled();
+            let ended = stopped.then(|| since_boot().as_secs());
+            let mut pause = PAUSE;
+            if self.lock().take_dirty() || stopped {
+                let (places, completeness): (Vec<Place>, _) =
+                    self.look(|table| (table.places().collect(), table.completeness()));
+                let (keeper, past) = (file.clone(), crashes.clone());
+                let saved = lane.run(WRITE_TIMEOUT, move || keeper.save(&places, completeness, &past, ended)).await;
+                let trouble = match saved {
+                    Ok(Ok(())) => None,
+                    Ok(Err(error)) => Some(error.to_string()),
+                    Err(_abandoned) => Some(format!("no answer from its file system within {WRITE_TIMEOUT:?}")),
+                };
+                match trouble {
+                    None if quiet.end() => {
+                        info!(state.path = %file.path().display(), "the table of volumes is kept again")
+                    }
+                    None => {}
+                    Some(trouble) => {
+                        pause = PAUSE_AFTER_FAILURE;
+                        self.lock().mark_dirty();
+                        if quiet.begin_or_repeat(&trouble, Instant::now()) {
+                            warn!(
+                                state.path = %file.path().display(),
+                                error = trouble,
+                                "cannot keep the table of volumes over a restart of ours; all else goes on"
+                            );
+                        }
+                    }
+                }
+            }
+            if stopped {
+                return;
+            }
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = stop.cancelled() => continue,
+            }
+            while !self.look(VolumeTable::is_dirty) && !stop.is_cancelled() {
+                tokio::select! {
+                    // It cannot be closed: we hold a sender.
+                    _ = changes.changed() => {}
+                    () = stop.cancelled() => {}
+                }
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VolumeTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::volumes::InUse;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    const DRIVER: &str = "x.example.com";
+    const DAY: u64 = 86_400;
+
+    struct Bed(tempfile::TempDir);
+
+    impl Bed {
+        fn new() -> Self {
+            let bed = Self(tempfile::tempdir().unwrap());
+            bed.boot("first");
+            bed
+        }
+
+        fn boot(&self, id: &str) {
+            let folder = self.0.path().join("sys/kernel/random");
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("boot_id"), id).unwrap();
+        }
+
+        fn file(&self) -> VolumeFile {
+            VolumeFile::new(self.0.path(), DRIVER, self.0.path())
+        }
+
+        fn save(&self, ended: Option<u64>) {
+            self.file().save(&[place()], Completeness::Complete, &Crashes::default(), ended).unwrap();
+        }
+    }
+
+    fn place() -> Place {
+        Place { volume: "v\u{0}\"".into(), kind: Kind::Staged, path: "/s".into(), presence: Presence::Leaving }
+    }
+
+    fn stage() -> VolumeCall {
+        VolumeCall::Stage { volume: "v".into(), path: "/s".into() }
+    }
+
+    #[test]
+    fn table_comes_back_after_a_good_end_and_is_not_complete_after_any_other() {
+        let bed = Bed::new();
+        for (ended, completeness, crashes) in
+            [(Some(DAY), Completeness::Complete, 0), (None, Completeness::Incomplete(Gap::AgentDied), 1)]
+        {
+            bed.save(ended);
+            let loaded = bed.file().judge(DAY + 5);
+            assert_eq!((&loaded.places, loaded.completeness), (&vec![place()], completeness));
+            assert_eq!(loaded.crashes.seconds().len(), crashes);
+            assert!(loaded.trouble.is_none());
+        }
+    }
+
+    #[test]
+    fn after_a_reboot_nothing_is_in_use() {
+        let bed = Bed::new();
+        bed.save(None);
+        bed.boot("second");
+        let loaded = bed.file().judge(60);
+        assert!(!loaded.crashes.bypass() && loaded.crashes.seconds().is_empty());
+        assert_eq!(begin(loaded, &Records::default(), Some(true)).in_use(), InUse::No);
+        let late = bed.file().judge(DAY);
+        assert_eq!(begin(late, &Records::default(), Some(true)).in_use(), InUse::Unknown);
+    }
+
+    #[test]
+    fn without_a_boot_id_nothing_is_believed() {
+        let bed = Bed::new();
+        bed.save(Some(DAY));
+        let lost = VolumeFile { boot_id: None, ..bed.file() };
+        assert_eq!(lost.judge(DAY).completeness, Completeness::Incomplete(Gap::NotFollowed));
+        assert!(lost.save(&[], Completeness::Complete, &Crashes::default(), None).is_err());
+    }
+
+    #[test]
+    fn odd_files_are_set_aside_never_followed_and_never_fatal() {
+        let bed = Bed::new();
+        let path = bed.file().path().to_owned();
+        let precious = bed.0.path().join("precious");
+        fs::write(&precious, "precious").unwrap();
+        let text = |from: &str, to: &str| {
+            bed.save(Some(DAY));
+            let text = fs::read_to_string(&path).unwrap();
+            assert!(text.contains(from), "{text}");
+            fs::write(&path, text.replace(from, to)).unwrap();
+        };
+        type Make<'a> = Box<dyn Fn() + 'a>;
+        let odd: [(&str, Make<'_>); 8] = [
+            ("is no table", Box::new(|| fs::write(&path, "{\"schema\":").unwrap())),
+            ("is no table", Box::new(|| text("\"gap\"", "\"gab\""))),
+            ("has schema 2", Box::new(|| text("\"schema\": 1", "\"schema\": 2"))),
+            ("is of the driver", Box::new(|| text(DRIVER, "y.example.com"))),
+            ("words of another version", Box::new(|| text("leaving", "flying"))),
+            ("over 67108864 bytes", Box::new(|| fs::File::create(&path).unwrap().set_len(MAX_BYTES + 1).unwrap())),
+            ("is a link", Box::new(|| symlink(&precious, &path).unwrap())),
+            ("not a regular file", Box::new(|| fs::create_dir(&path).unwrap())),
+        ];
+        for (problem, make) in odd {
+            make();
+            let loaded = bed.file().judge(60);
+            let trouble = loaded.trouble.as_ref().unwrap().to_string();
+            assert!(trouble.contains(problem) && trouble.contains(".json.odd-"), "{trouble}");
+            assert!(loaded.places.is_empty());
+            assert_eq!(loaded.completeness, Completeness::Incomplete(Gap::NotFollowed));
+            assert!(!path.exists());
+        }
+        assert_eq!(fs::read_to_string(&precious).unwrap(), "precious");
+    }
+
+    #[test]
+    fn a_run_that_does_not_proxy_leaves_a_gap_but_no_file_of_its_own() {
+        let bed = Bed::new();
+        bed.file().leave_gap().unwrap();
+        assert!(!bed.file().path().exists());
+        bed.save(Some(since_boot().as_secs()));
+        bed.file().leave_gap().unwrap();
+        let loaded = bed.file().load();
+        assert_eq!((loaded.completeness, loaded.places.len()), (Completeness::Incomplete(Gap::NotFollowed), 1));
+    }
+
+    #[test]
+    fn the_kubelets_records_complete_a_table_only_of_a_driver_that_stages() {
+        let loaded = || Loaded {
+            places: Vec::new(),
+            completeness: Completeness::Incomplete(Gap::AgentDied),
+            crashes: Crashes::default(),
+            trouble: None,
+        };
+        let records = |all, staged: &[&str]| Records {
+            staged: staged.iter().map(|volume| ((*volume).to_owned(), "/s".to_owned())).collect(),
+            all,
+            troubles: Vec::new(),
+        };
+        for (records, stages, in_use) in [
+            (records(true, &[]), Some(true), InUse::No),
+            (records(true, &[]), None, InUse::No),
+            (records(false, &[]), Some(true), InUse::Unknown),
+            (records(true, &["v"]), Some(true), InUse::Yes(1)),
+            (records(true, &["v"]), Some(false), InUse::Unknown),
+            (records(true, &["v"]), None, InUse::Unknown),
+        ] {
+            let mut table = begin(loaded(), &records, stages);
+            assert_eq!(table.in_use(), in_use, "{records:?} {stages:?}");
+            if in_use == InUse::Yes(1) {
+                let id = table.begin(&VolumeCall::Unstage { volume: "v".into(), path: "/s".into() });
+                table.end(id, End::Code(0));
+                assert_eq!(table.in_use(), InUse::No, "complete, and the last one is out");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn what_changes_is_written_and_a_call_that_is_dropped_counts_as_lost() {
+        let bed = Bed::new();
+        let volumes = Volumes::new(VolumeTable::new(Completeness::Complete));
+        let stop = CancellationToken::new();
+        let keeping = volumes.clone().keep(bed.file(), Crashes::default(), stop.clone());
+        let calls = async {
+            let call = volumes.begin(&stage());
+            wait_for(&bed, |places| places.len() == 1).await;
+            let loaded = bed.file().load();
+            assert_eq!(loaded.completeness, Completeness::Incomplete(Gap::AgentDied), "as long as we live");
+            drop(call);
+            assert_eq!(volumes.look(VolumeTable::in_use), InUse::Yes(1));
+            volumes.begin(&stage()).ended(0);
+            wait_for(&bed, |places| places[0].presence == Presence::There).await;
+            volumes.begin(&VolumeCall::Unstage { volume: "v".into(), path: "/s".into() }).ended(0);
+            stop.cancel();
+        };
+        tokio::join!(keeping, calls);
+        let loaded = bed.file().load();
+        assert!(loaded.places.is_empty(), "the last change is written before the end");
+        assert_eq!((loaded.completeness, loaded.crashes.seconds().len()), (Completeness::Complete, 0));
+    }
+
+    #[tokio::test]
+    async fn a_write_that_fails_is_tried_again_and_delays_no_call() {
+        let bed = Bed::new();
+        let folder = bed.0.path().join("no/parent");
+        let file = VolumeFile::new(&folder, DRIVER, bed.0.path());
+        let volumes = Volumes::new(VolumeTable::new(Completeness::Complete));
+        let stop = CancellationToken::new();
+        let keeping = volumes.clone().keep(file.clone(), Crashes::default(), stop.clone());
+        let calls = async {
+            volumes.begin(&stage()).ended(0);
+            sleep(Duration::from_millis(200)).await;
+            assert!(volumes.look(VolumeTable::is_dirty), "not forgotten");
+            fs::create_dir_all(&folder).unwrap();
+            stop.cancel();
+        };
+        tokio::join!(keeping, calls);
+        assert_eq!(file.load().places.len(), 1);
+    }
+
+    async fn wait_for(bed: &Bed, done: impl Fn(&[Place]) -> bool) {
+        for _ in 0..500 {
+            let loaded = bed.file().load();
+            if !loaded.places.is_empty() && done(&loaded.places) {
+                return;
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+        panic!("nothing was written");
+    }
+}

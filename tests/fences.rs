@@ -1,0 +1,231 @@
+//! Promise: unhealthy refuses new volumes and lets those in use out, and only then the driver is withdrawn.
+
+#![allow(clippy::allow_attributes, clippy::unwrap_used, reason = "a test may panic")]
+
+mod bed;
+
+use bed::{Agent, Bed, DRIVER, Kubelet, eventually, steadily};
+use csi_warden::api::csi::node_client::NodeClient;
+use csi_warden::api::csi::{
+    NodeExpandVolumeRequest, NodeGetCapabilitiesRequest, NodeGetInfoRequest, NodePublishVolumeRequest,
+    NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
+};
+use csi_warden::demo::driver::DemoDriver;
+use csi_warden::grpc::connect::{Connection, origin};
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+use tonic::{Code, Status};
+
+const PATIENT: [&str; 1] = ["--deregister-after=300ms"];
+
+/// Where the kubelet's records of volumes can be seen, and there are none: the table of volumes is complete.
+fn driver_socket(bed: &Bed) -> PathBuf {
+    bed.at("plugins").join(DRIVER).join("csi.sock")
+}
+
+fn agent(bed: &Bed, flags: &[&str]) -> Agent {
+    let socket = driver_socket(bed);
+    let mut all = vec![
+        format!("--csi-address={}", socket.display()),
+        format!("--kubelet-registration-path={}", socket.display()),
+    ];
+    all.extend(flags.iter().map(|flag| (*flag).to_owned()));
+    bed.watching_agent(&all.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+fn proxy_socket(bed: &Bed) -> PathBuf {
+    driver_socket(bed).with_file_name(format!("{DRIVER}-warden.sock"))
+}
+
+/// One call on one connection, as the kubelet makes them.
+async fn node(bed: &Bed) -> NodeClient<Connection> {
+    NodeClient::with_origin(Connection::open(&proxy_socket(bed)).await.unwrap(), origin())
+}
+
+async fn stage(bed: &Bed, volume: &str) -> Result<(), Status> {
+    let request = NodeStageVolumeRequest {
+        volume_id: volume.into(),
+        staging_target_path: format!("/staging/{volume}"),
+        ..Default::default()
+    };
+    node(bed).await.node_stage_volume(request).await.map(drop)
+}
+
+async fn publish(bed: &Bed, volume: &str) -> Result<(), Status> {
+    let request = NodePublishVolumeRequest {
+        volume_id: volume.into(),
+        target_path: format!("/target/{volume}"),
+        ..Default::default()
+    };
+    node(bed).await.node_publish_volume(request).await.map(drop)
+}
+
+async fn expand(bed: &Bed, volume: &str) -> Result<(), Status> {
+    let request = NodeExpandVolumeRequest { volume_id: volume.into(), ..Default::default() };
+    node(bed).await.node_expand_volume(request).await.map(drop)
+}
+
+async fn let_out(bed: &Bed, volume: &str) {
+    let (volume_id, target_path) = (volume.to_owned(), format!("/target/{volume}"));
+    node(bed).await.node_unpublish_volume(NodeUnpublishVolumeRequest { volume_id, target_path }).await.unwrap();
+    let (volume_id, staging_target_path) = (volume.to_owned(), format!("/staging/{volume}"));
+    node(bed).await.node_unstage_volume(NodeUnstageVolumeRequest { volume_id, staging_target_path }).await.unwrap();
+}
+
+/// Two ERRORs that count.
+async fn break_it(bed: &Bed) {
+    bed.health("ERROR mlx5_0 port 1 is DOWN");
+    tokio::time::sleep(Duration::from_millis(60)).await;
+    bed.health("ERROR mlx5_0 port 1 is DOWN");
+    eventually("the fence", || status(bed).contains("\"up\":true")).await;
+}
+
+fn status(bed: &Bed) -> String {
+    ask(bed, "status", &["--output=json"]).1
+}
+
+fn ask(bed: &Bed, command: &str, flags: &[&str]) -> (i32, String) {
+    let socket = bed.at("state").join(format!("{DRIVER}-warden-status.sock"));
+    let output = Command::new(env!("CARGO_BIN_EXE_csi-warden"))
+        .arg(command)
+        .args(flags)
+        .arg(format!("--status-socket={}", socket.display()))
+        .output()
+        .unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code().unwrap(), String::from_utf8_lossy(&text).into_owned())
+}
+
+async fn registered(bed: &Bed, flags: &[&str]) -> (DemoDriver, Kubelet, Agent) {
+    fs::create_dir_all(driver_socket(bed).parent().unwrap()).unwrap();
+    let driver = DemoDriver::start(&driver_socket(bed), DRIVER).unwrap();
+    driver.behaviour().volumes = Code::Ok;
+    bed.health("OK");
+    let mut kubelet = bed.kubelet();
+    let agent = agent(bed, flags);
+    kubelet.registered().await;
+    (driver, kubelet, agent)
+}
+
+#[tokio::test]
+async fn unhealthy_refuses_new_volumes_and_lets_the_old_ones_out() {
+    let bed = Bed::new();
+    let (driver, mut kubelet, _agent) = registered(&bed, &PATIENT).await;
+    stage(&bed, "a").await.unwrap();
+    publish(&bed, "a").await.unwrap();
+    break_it(&bed).await;
+    driver.behaviour().volume_calls.clear();
+    for refused in [stage(&bed, "b").await, publish(&bed, "b").await, expand(&bed, "a").await] {
+        let refused = refused.unwrap_err();
+        assert!(matches!(refused.code(), Code::Unavailable | Code::FailedPrecondition));
+        for word in ["csi-warden", DRIVER, "mlx5_0 port 1 is DOWN", "since 2", "csi-warden fence off"] {
+            assert!(refused.message().contains(word), "no {word:?} in {:?}", refused.message());
+        }
+    }
+    assert_eq!(expand(&bed, "a").await.unwrap_err().code(), Code::Unavailable, "or the kubelet gives up on it");
+    assert!(driver.behaviour().volume_calls.is_empty(), "the driver saw a refused call");
+    // What the kubelet needs to let go, and to look after running pods when it starts anew.
+    node(&bed).await.node_get_info(NodeGetInfoRequest {}).await.unwrap();
+    node(&bed).await.node_get_capabilities(NodeGetCapabilitiesRequest {}).await.unwrap();
+    stage(&bed, "a").await.unwrap();
+    publish(&bed, "a").await.unwrap();
+    // Registered as long as the volume is here, however long that takes.
+    let before = bed.identity();
+    steadily("in use", Duration::from_secs(1), || bed.identity() == before).await;
+    assert!(kubelet.since().is_empty());
+    let_out(&bed, "a").await;
+    kubelet.deregistered().await;
+    bed.health("OK");
+    tokio::time::sleep(Duration::from_millis(60)).await;
+    bed.health("OK");
+    eventually("the fence is down", || status(&bed).contains("\"up\":false")).await;
+    kubelet.registered().await;
+    stage(&bed, "b").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_drain_timeout_withdraws_in_spite_of_volumes() {
+    let bed = Bed::new();
+    let (_driver, mut kubelet, _agent) = registered(&bed, &["--deregister-after=100ms", "--drain-timeout=600ms"]).await;
+    stage(&bed, "a").await.unwrap();
+    break_it(&bed).await;
+    kubelet.deregistered().await;
+}
+
+#[tokio::test]
+async fn fence_alone_never_withdraws() {
+    let bed = Bed::new();
+    let (_driver, mut kubelet, _agent) = registered(&bed, &["--on-unhealthy=fence", "--deregister-after=1ms"]).await;
+    break_it(&bed).await;
+    assert!(stage(&bed, "a").await.is_err());
+    let before = bed.identity();
+    steadily("registered", Duration::from_secs(1), || bed.identity() == before).await;
+    assert!(kubelet.since().is_empty());
+}
+
+#[tokio::test]
+async fn an_operator_goes_over_the_verdict_and_back() {
+    let bed = Bed::new();
+    let (_driver, _kubelet, _agent) = registered(&bed, &["--deregister-after=1h"]).await;
+    assert_eq!(ask(&bed, "fence", &["on", "--for=10m"]).0, 2, "without a reason");
+    assert_eq!(ask(&bed, "fence", &["on", "--for=10m", "--reason=cable swap"]).0, 0);
+    let refused = stage(&bed, "a").await.unwrap_err();
+    assert!(refused.message().contains("cable swap"), "{refused}");
+    let shown = ask(&bed, "status", &[]).1;
+    assert!(shown.contains("cable swap") && shown.contains("override"), "{shown}");
+    assert_eq!(ask(&bed, "fence", &["auto"]).0, 0);
+    stage(&bed, "a").await.unwrap();
+    break_it(&bed).await;
+    assert!(stage(&bed, "b").await.is_err());
+    assert_eq!(ask(&bed, "fence", &["off", "--for=400ms", "--reason", "it is only the probe"]).0, 0);
+    stage(&bed, "b").await.unwrap();
+    eventually("the override ends by itself", || status(&bed).contains("\"up\":true")).await;
+    assert!(stage(&bed, "c").await.is_err());
+    assert_eq!(ask(&bed, "fence", &["on", "--for=25h", "--reason=x"]).0, 1, "longer than a day");
+}
+
+#[tokio::test]
+async fn the_table_of_volumes_survives_a_restart() {
+    let bed = Bed::new();
+    let (_driver, mut kubelet, mut agent) = registered(&bed, &PATIENT).await;
+    stage(&bed, "a").await.unwrap();
+    publish(&bed, "a").await.unwrap();
+    agent.terminate().await;
+    kubelet.deregistered().await;
+    assert!(!proxy_socket(&bed).exists(), "nobody would answer there");
+    bed.health("ERROR mlx5_0 port 1 is DOWN");
+    let _agent = self::agent(&bed, &PATIENT);
+    kubelet.registered().await;
+    eventually("the fence", || status(&bed).contains("\"up\":true")).await;
+    publish(&bed, "a").await.unwrap();
+    assert!(stage(&bed, "b").await.is_err());
+    assert!(status(&bed).contains("\"volume\":\"a\""));
+}
+
+#[tokio::test]
+async fn a_call_in_flight_finishes_although_we_are_told_to_stop() {
+    let bed = Bed::new();
+    let (driver, mut kubelet, mut agent) = registered(&bed, &[]).await;
+    driver.behaviour().delay = Duration::from_secs(3);
+    let call = stage(&bed, "a");
+    let stop = async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        agent.terminate().await;
+    };
+    let (staged, ()) = tokio::join!(call, stop);
+    staged.unwrap();
+    kubelet.deregistered().await;
+}
+
+#[tokio::test]
+async fn without_a_health_source_there_is_no_proxy() {
+    let bed = Bed::new();
+    let _driver = bed.driver();
+    let mut kubelet = bed.kubelet();
+    let _agent = bed.agent(&[]);
+    kubelet.registered().await;
+    assert!(!proxy_socket(&bed).exists());
+    assert_eq!(fs::read_dir(bed.at("state")).unwrap().count(), 0);
+}
