@@ -3,10 +3,12 @@
 pub mod csi;
 pub mod exec;
 pub mod health_file;
+pub mod join;
 pub mod lane;
 pub mod observed;
 pub mod rdma;
 pub mod runner;
+pub mod tree;
 
 use crate::policy::outcome::Outcome;
 use lane::Abandoned;
