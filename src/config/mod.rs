@@ -7,6 +7,7 @@ pub mod go_integer;
 pub mod listen;
 pub mod probes;
 pub mod proxy;
+pub mod rdma;
 pub mod settings;
 mod settings_error;
 pub mod source;
