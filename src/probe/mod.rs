@@ -4,11 +4,15 @@ pub mod csi;
 pub mod exec;
 pub mod health_file;
 pub mod lane;
+pub mod observed;
+pub mod rdma;
 pub mod runner;
 
 use crate::policy::outcome::Outcome;
 use lane::Abandoned;
+use observed::Observed;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Something that can be asked how the hardware is.
@@ -27,4 +31,9 @@ pub trait Probe: Send {
 
     /// Waits for a reason to run before the period is over. Cancelling it loses nothing.
     fn changed(&mut self) -> impl Future<Output = ()> + Send;
+
+    /// What the last look saw, beside its outcome. Asked once a round, so a probe keeps it until it changes.
+    fn observed(&self) -> Option<Arc<Observed>> {
+        None
+    }
 }
