@@ -1,18 +1,7 @@
 //! How the words about several devices add up to one outcome.
 
+use super::group::Require;
 use super::outcome::{Outcome, Reason, Severity};
-use std::num::NonZeroU32;
-
-/// How many devices must work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Need {
-    /// Every one.
-    All,
-    /// One is enough.
-    Any,
-    /// At least this many.
-    AtLeast(NonZeroU32),
-}
 
 /// Longest list of devices in a message.
 const MAX_TOLD: usize = 4;
@@ -20,12 +9,12 @@ const MAX_TOLD: usize = 4;
 /// The outcome over devices, each named. A device of which nothing is known is neither good nor bad.
 ///
 /// `none` is the outcome without any device.
-pub fn add_up(devices: &[(&str, &Outcome)], need: Need, none: Reason) -> Outcome {
+pub fn add_up(devices: &[(&str, &Outcome)], require: Require, none: Reason) -> Outcome {
     let count = devices.len();
-    let needed = match need {
-        Need::All => count.max(1),
-        Need::Any => 1,
-        Need::AtLeast(number) => usize::try_from(number.get()).unwrap_or(usize::MAX),
+    let needed = match require {
+        Require::All => count.max(1),
+        Require::Any => 1,
+        Require::AtLeast(number) => usize::try_from(number.get()).unwrap_or(usize::MAX),
     };
     if count == 0 {
         return Outcome::Failure(none, Severity::Hard);
@@ -60,6 +49,7 @@ pub fn add_up(devices: &[(&str, &Outcome)], need: Need, none: Reason) -> Outcome
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::num::NonZeroU32;
 
     fn outcome(letter: char) -> Outcome {
         let reason = Reason::new("Code", "seen");
@@ -72,43 +62,43 @@ mod tests {
         }
     }
 
-    fn sum(letters: &str, need: Need) -> Outcome {
+    fn sum(letters: &str, require: Require) -> Outcome {
         let outcomes: Vec<(String, Outcome)> =
             letters.chars().enumerate().map(|(at, letter)| (format!("d{at}"), outcome(letter))).collect();
         let devices: Vec<_> = outcomes.iter().map(|(name, outcome)| (name.as_str(), outcome)).collect();
-        add_up(&devices, need, Reason::new("None", ""))
+        add_up(&devices, require, Reason::new("None", ""))
     }
 
     #[test]
     fn as_many_as_needed_must_work() {
-        let two = Need::AtLeast(NonZeroU32::new(2).unwrap());
-        for (letters, need, name) in [
-            ("gg", Need::All, "success"),
-            ("gw", Need::All, "warning"),
-            ("gh", Need::All, "failure"),
-            ("gu", Need::All, "unknown"),
-            ("hu", Need::All, "failure"),
-            ("gh", Need::Any, "warning"),
-            ("gu", Need::Any, "success"),
-            ("hu", Need::Any, "unknown"),
-            ("hs", Need::Any, "failure"),
-            ("", Need::Any, "failure"),
+        let two = Require::AtLeast(NonZeroU32::new(2).unwrap());
+        for (letters, require, name) in [
+            ("gg", Require::All, "success"),
+            ("gw", Require::All, "warning"),
+            ("gh", Require::All, "failure"),
+            ("gu", Require::All, "unknown"),
+            ("hu", Require::All, "failure"),
+            ("gh", Require::Any, "warning"),
+            ("gu", Require::Any, "success"),
+            ("hu", Require::Any, "unknown"),
+            ("hs", Require::Any, "failure"),
+            ("", Require::Any, "failure"),
             ("ggh", two, "warning"),
             ("ghh", two, "failure"),
             ("guu", two, "unknown"),
             ("ghu", two, "unknown"),
             ("g", two, "failure"),
         ] {
-            assert_eq!(sum(letters, need).name(), name, "{letters} {need:?}");
+            assert_eq!(sum(letters, require).name(), name, "{letters} {require:?}");
         }
     }
 
     #[test]
     fn one_hard_failure_makes_it_hard_and_all_are_told() {
-        assert!(matches!(sum("ss", Need::All), Outcome::Failure(_, Severity::Soft)));
-        let Outcome::Failure(reason, Severity::Hard) = sum("sghssss", Need::All) else { panic!() };
+        assert!(matches!(sum("ss", Require::All), Outcome::Failure(_, Severity::Soft)));
+        let Outcome::Failure(reason, Severity::Hard) = sum("sghssss", Require::All) else { panic!() };
         assert_eq!((reason.code, reason.message.as_str()), ("Code", "d0: seen; also d2, d3, d4, d5 and 1 more"));
-        let Outcome::Failure(reason, _) = sum("g", Need::AtLeast(NonZeroU32::new(2).unwrap())) else { panic!() };
+        let Outcome::Failure(reason, _) = sum("g", Require::AtLeast(NonZeroU32::new(2).unwrap())) else { panic!() };
         assert_eq!(reason.message, "1 devices, but 2 are needed");
     }
 }

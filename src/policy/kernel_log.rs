@@ -74,6 +74,14 @@ pub struct Held {
     number: usize,
 }
 
+#[cfg(test)]
+impl Held {
+    pub(crate) fn for_test(rule: &str, class: Class, device: &str) -> Self {
+        let device = Some(device.to_owned());
+        Self { rule: rule.to_owned(), class, device, text: String::new(), lines: 1, at: None, number: 0 }
+    }
+}
+
 /// Judges the log.
 #[derive(Debug)]
 pub struct KernelLogPolicy {

@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn a_place_that_does_not_fit_does_not_hide_one_that_does() {
         assert_eq!(device_in("nvme {device}: gone", "nvme nvme1: here, nvme nvme2: gone"), some("nvme2"));
-        assert_eq!(device_in("a {device}:b", "a a x:b"), some("x"));
+        assert_eq!(device_in("a {device}: b", "a a x: b"), some("x"));
         assert_eq!(device_in("nvme {device}: gone", "nvme : gone"), None);
     }
 

@@ -4,6 +4,7 @@ pub mod admission;
 pub mod backoff;
 pub mod damping;
 pub mod devices;
+pub mod gpu;
 pub mod group;
 pub mod health;
 pub mod health_file;
@@ -17,6 +18,7 @@ pub mod rdma;
 pub mod registration;
 pub mod round;
 pub mod smart;
+pub mod smi;
 pub mod xid;
 
 /// A fixed point in time for tests: rules only ever look at differences.

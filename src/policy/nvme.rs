@@ -1,6 +1,7 @@
 //! NVMe controllers: what each one's state means, how long it may last, and which must be there.
 
-use super::devices::{Need, add_up};
+use super::devices::add_up;
+use super::group::Require;
 use super::outcome::{Outcome, Reason, Severity};
 use super::round::Rounds;
 use super::smart::{SmartLimits, SmartLog, SmartPolicy};
@@ -74,7 +75,7 @@ pub struct Seen {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NvmeRule {
     /// How many must work.
-    pub need: Need,
+    pub require: Require,
     /// How long a controller may be anything but live before it fails.
     pub grace: Duration,
     /// For SMART.
@@ -150,7 +151,7 @@ impl NvmePolicy {
         }
         let devices: Vec<(&str, &Outcome)> = outcomes.iter().map(|(name, outcome)| (name.as_str(), outcome)).collect();
         let none = Reason::new("NoController", "there is no NVMe controller that the settings select");
-        (add_up(&devices, self.rule.need, none), outcomes)
+        (add_up(&devices, self.rule.require, none), outcomes)
     }
 }
 
@@ -238,9 +239,9 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn policy(need: Need) -> NvmePolicy {
+    fn policy(require: Require) -> NvmePolicy {
         let smart = SmartLimits::default();
-        NvmePolicy::new(NvmeRule { need, grace: 60 * SECOND, smart, timeout: 3 * SECOND })
+        NvmePolicy::new(NvmeRule { require, grace: 60 * SECOND, smart, timeout: 3 * SECOND })
     }
 
     fn seen(state: &str) -> Option<Seen> {
@@ -257,7 +258,7 @@ mod tests {
 
     /// One controller over time, a second a round.
     fn over_time(rounds: impl IntoIterator<Item = Option<Seen>>) -> Vec<(&'static str, &'static str)> {
-        let (mut policy, start) = (policy(Need::All), some_instant());
+        let (mut policy, start) = (policy(Require::All), some_instant());
         let rounds = rounds.into_iter().enumerate().map(|(second, seen)| {
             let now = start + u32::try_from(second).unwrap() * SECOND;
             named(&policy.judge(&BTreeMap::from([("nvme0".to_owned(), seen)]), &[], true, now).0)
@@ -304,7 +305,7 @@ mod tests {
 
     #[test]
     fn what_was_live_or_is_named_is_missed_and_nothing_else_is() {
-        let (mut policy, now) = (policy(Need::All), some_instant());
+        let (mut policy, now) = (policy(Require::All), some_instant());
         let both = BTreeMap::from([("nvme0".to_owned(), seen("live")), ("nvme1".to_owned(), seen("connecting"))]);
         assert_eq!(named(&policy.judge(&both, &[], true, now).0), ("warning", "Connecting"));
         let only = |name: &str| BTreeMap::from([(name.to_owned(), seen("live"))]);
@@ -322,10 +323,10 @@ mod tests {
     #[test]
     fn no_controller_at_all_is_a_failure_and_one_of_two_can_be_enough() {
         let now = some_instant();
-        assert_eq!(named(&policy(Need::Any).judge(&BTreeMap::new(), &[], true, now).0), ("failure", "NoController"));
+        assert_eq!(named(&policy(Require::Any).judge(&BTreeMap::new(), &[], true, now).0), ("failure", "NoController"));
         let paths = BTreeMap::from([("nvme0".to_owned(), seen("live")), ("nvme1".to_owned(), seen("dead"))]);
-        assert_eq!(named(&policy(Need::Any).judge(&paths, &[], true, now).0), ("warning", "ControllerDead"));
-        assert_eq!(named(&policy(Need::All).judge(&paths, &[], true, now).0), ("failure", "ControllerDead"));
+        assert_eq!(named(&policy(Require::Any).judge(&paths, &[], true, now).0), ("warning", "ControllerDead"));
+        assert_eq!(named(&policy(Require::All).judge(&paths, &[], true, now).0), ("failure", "ControllerDead"));
     }
 
     #[test]

@@ -163,7 +163,8 @@ pub struct Limits<T> {
 }
 
 impl<T: PartialOrd + Copy> Limits<T> {
-    fn above(&self, value: T) -> Level {
+    /// What `value` means.
+    pub fn above(&self, value: T) -> Level {
         let reached = |limit: Option<T>| limit.is_some_and(|limit| value >= limit);
         match (reached(self.fail), reached(self.warn)) {
             (true, _) => Level::Fail,
