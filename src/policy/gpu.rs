@@ -138,17 +138,19 @@ impl GpuPolicy {
             Some(0) if devices.is_empty() => Outcome::Success,
             Some(_) | None => add_up(&devices, self.rule.require, none()),
         };
-        let outcome = worse(outcome, self.count(present, answer));
+        let outcome = worse(outcome, self.count(present, answer, look.excluded));
         let outcome = worse(outcome, self.tool(look.tool));
         let unread = look.log_unread.map_or(Outcome::Success, |reason| Outcome::Warning(reason.clone()));
         (worse(outcome, unread), each.into_iter().collect())
     }
 
-    fn count(&self, present: usize, answer: Option<&Answer>) -> Outcome {
+    fn count(&self, present: usize, answer: Option<&Answer>, excluded: &BTreeSet<String>) -> Outcome {
         let Some(count) = self.rule.count else { return Outcome::Success };
-        let listed = answer
-            .filter(|answer| !answer.rows.is_empty())
-            .map_or(present, |answer| answer.rows.len() + answer.failed.len());
+        let counts = |pci: &&String| !excluded.contains(*pci);
+        let listed = answer.filter(|answer| !answer.rows.is_empty()).map_or(present, |answer| {
+            let rows = answer.rows.iter().map(|row| &row.pci).filter(counts).count();
+            rows + answer.failed.iter().map(|(pci, _)| pci).filter(counts).count()
+        });
         let seen = present.min(listed);
         if seen >= count {
             return Outcome::Success;

@@ -202,10 +202,10 @@ mod tests {
     proptest! {
         #[test]
         fn no_pattern_and_no_line_panics_or_hangs(pattern in "(\\{device\\}|[ab:. *é]){0,12}", line in "[ab:. é0]{0,200}") {
-            if let Ok(pattern) = LinePattern::new(&pattern) {
-                if let Some(Found { device: Some(device) }) = pattern.find(&line) {
-                    prop_assert!(!device.is_empty() && line.contains(device));
-                }
+            if let Ok(pattern) = LinePattern::new(&pattern)
+                && let Some(Found { device: Some(device) }) = pattern.find(&line)
+            {
+                prop_assert!(!device.is_empty() && line.contains(device));
             }
         }
 

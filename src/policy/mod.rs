@@ -12,6 +12,7 @@ pub mod kernel_log;
 pub mod kernel_log_rules;
 pub mod line_pattern;
 pub mod nvme;
+pub mod nvme_selector;
 pub mod outcome;
 pub mod probe_verdict;
 pub mod rdma;

@@ -114,12 +114,11 @@ impl NvmePolicy {
     /// The outcome, and that of each controller.
     ///
     /// `seen` holds those that are there and selected, by their names; `None` is one that did not answer in time. `absent` are those that the
-    /// settings name and that are not there. `listed` tells whether the list is whole: without it nothing is gone.
+    /// settings name and that are not there.
     pub fn judge(
         &mut self,
         seen: &BTreeMap<String, Option<Seen>>,
         absent: &[String],
-        listed: bool,
         now: Instant,
     ) -> (Outcome, Vec<(String, Outcome)>) {
         let mut outcomes: Vec<(String, Outcome)> = Vec::new();
@@ -141,14 +140,12 @@ impl NvmePolicy {
         let gone =
             |name: &str, why: &str| (name.to_owned(), Outcome::Failure(Reason::new("DeviceGone", why), Severity::Soft));
         outcomes.extend(absent.iter().map(|name| gone(name, "is named in the settings and not there")));
-        if listed {
-            self.known.retain(|name, known| known.good || seen.contains_key(name));
-            let lost = self.known.iter_mut().filter(|(name, _)| !seen.contains_key(*name) && !absent.contains(name));
-            outcomes.extend(lost.map(|(name, known)| {
-                known.away_since.get_or_insert(now);
-                gone(name, "was live and is gone")
-            }));
-        }
+        self.known.retain(|name, known| known.good || seen.contains_key(name));
+        let lost = self.known.iter_mut().filter(|(name, _)| !seen.contains_key(*name) && !absent.contains(name));
+        outcomes.extend(lost.map(|(name, known)| {
+            known.away_since.get_or_insert(now);
+            gone(name, "was live and is gone")
+        }));
         let devices: Vec<(&str, &Outcome)> = outcomes.iter().map(|(name, outcome)| (name.as_str(), outcome)).collect();
         let none = Reason::new("NoController", "there is no NVMe controller that the settings select");
         (add_up(&devices, self.rule.require, none), outcomes)
@@ -261,7 +258,7 @@ mod tests {
         let (mut policy, start) = (policy(Require::All), some_instant());
         let rounds = rounds.into_iter().enumerate().map(|(second, seen)| {
             let now = start + u32::try_from(second).unwrap() * SECOND;
-            named(&policy.judge(&BTreeMap::from([("nvme0".to_owned(), seen)]), &[], true, now).0)
+            named(&policy.judge(&BTreeMap::from([("nvme0".to_owned(), seen)]), &[], now).0)
         });
         rounds.collect()
     }
@@ -307,26 +304,24 @@ mod tests {
     fn what_was_live_or_is_named_is_missed_and_nothing_else_is() {
         let (mut policy, now) = (policy(Require::All), some_instant());
         let both = BTreeMap::from([("nvme0".to_owned(), seen("live")), ("nvme1".to_owned(), seen("connecting"))]);
-        assert_eq!(named(&policy.judge(&both, &[], true, now).0), ("warning", "Connecting"));
+        assert_eq!(named(&policy.judge(&both, &[], now).0), ("warning", "Connecting"));
         let only = |name: &str| BTreeMap::from([(name.to_owned(), seen("live"))]);
-        assert_eq!(named(&policy.judge(&only("nvme0"), &[], true, now).0), ("success", ""), "nvme1 was never good");
-        let (outcome, each) = policy.judge(&only("nvme2"), &[], true, now);
+        assert_eq!(named(&policy.judge(&only("nvme0"), &[], now).0), ("success", ""), "nvme1 was never good");
+        let (outcome, each) = policy.judge(&only("nvme2"), &[], now);
         assert!(
             matches!(&outcome, Outcome::Failure(reason, Severity::Soft) if reason.code == "DeviceGone"),
             "{each:?}"
         );
-        assert_eq!(named(&policy.judge(&both, &["PHX1".to_owned()], true, now).0).0, "failure");
-        // An unreadable folder is no absence.
-        assert_eq!(named(&policy.judge(&only("nvme2"), &[], false, now).0), ("success", ""));
+        assert_eq!(named(&policy.judge(&both, &["PHX1".to_owned()], now).0).0, "failure");
     }
 
     #[test]
     fn no_controller_at_all_is_a_failure_and_one_of_two_can_be_enough() {
         let now = some_instant();
-        assert_eq!(named(&policy(Require::Any).judge(&BTreeMap::new(), &[], true, now).0), ("failure", "NoController"));
+        assert_eq!(named(&policy(Require::Any).judge(&BTreeMap::new(), &[], now).0), ("failure", "NoController"));
         let paths = BTreeMap::from([("nvme0".to_owned(), seen("live")), ("nvme1".to_owned(), seen("dead"))]);
-        assert_eq!(named(&policy(Require::Any).judge(&paths, &[], true, now).0), ("warning", "ControllerDead"));
-        assert_eq!(named(&policy(Require::All).judge(&paths, &[], true, now).0), ("failure", "ControllerDead"));
+        assert_eq!(named(&policy(Require::Any).judge(&paths, &[], now).0), ("warning", "ControllerDead"));
+        assert_eq!(named(&policy(Require::All).judge(&paths, &[], now).0), ("failure", "ControllerDead"));
     }
 
     #[test]

@@ -186,7 +186,7 @@ pub struct SmartLimits {
     /// In degrees Celsius, besides the drive's own limit.
     pub celsius: Limits<i32>,
     /// New errors since the probe began.
-    pub media_errors: Limits<u128>,
+    pub media_errors: Limits<u64>,
     /// A temperature, and growth of errors, are told for this long after they were last seen.
     pub hold: Duration,
 }
@@ -294,7 +294,7 @@ impl SmartPolicy {
             before = log.media_errors;
         }
         self.errors = Some((before, log.media_errors));
-        let new = log.media_errors - before;
+        let new = u64::try_from(log.media_errors - before).unwrap_or(u64::MAX);
         let message = format!("{new} new media errors, {} in all", log.media_errors);
         Some((limits.media_errors.above(new), Reason::new("MediaErrors", message))).filter(|_| new > 0)
     }
