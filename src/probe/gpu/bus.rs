@@ -6,6 +6,7 @@ use crate::policy::outcome::Reason;
 use crate::policy::rdma::selector::{matches_glob, parse_pci};
 use crate::probe::attribute::{attribute, bytes, names};
 use std::collections::BTreeSet;
+use std::io;
 use std::path::Path;
 
 /// Display controllers: VGA, 3D and others.
@@ -20,6 +21,8 @@ pub struct Listed {
     pub excluded: BTreeSet<String>,
     /// Addresses that they name and that are not there.
     pub absent: Vec<String>,
+    /// Why what is there cannot be told for sure, if so.
+    pub doubt: Option<Reason>,
 }
 
 /// The GPUs under `sysfs`. None of them is opened: what is read here the kernel knows by itself.
@@ -28,8 +31,10 @@ pub struct Listed {
 /// Why it is not known what is there.
 pub fn list(sysfs: &Path, select: &GpuSelect) -> Result<Listed, Reason> {
     let folder = sysfs.join("bus/pci/devices");
-    let found = names(&folder)
-        .map_err(|error| Reason::new("SysfsUnreadable", format!("cannot read {}: {error}", folder.display())))?;
+    let unread = |path: &Path, error: &io::Error| {
+        Reason::new("SysfsUnreadable", format!("cannot read {}: {error}", path.display()))
+    };
+    let found = names(&folder).map_err(|error| unread(&folder, &error))?;
     let matches =
         |words: &[String], address: &str| words.iter().any(|word| matches_glob(word.as_bytes(), address.as_bytes()));
     let mut listed = Listed::default();
@@ -38,17 +43,26 @@ pub fn list(sysfs: &Path, select: &GpuSelect) -> Result<Listed, Reason> {
             listed.excluded.insert(address);
             continue;
         }
-        let read = |name| attribute(&folder.join(&address).join(name)).unwrap_or_default();
+        let mut doubt = None;
+        let mut read = |name| match attribute(&folder.join(&address).join(name)) {
+            Ok(value) => value,
+            Err(error) => {
+                // One that is removed just now is no doubt.
+                doubt = (error.kind() != io::ErrorKind::NotFound).then(|| unread(&folder.join(&address), &error));
+                String::new()
+            }
+        };
         let vendor = read("vendor").strip_prefix("0x").and_then(|vendor| u16::from_str_radix(vendor, 16).ok());
         let is_gpu =
-            vendor.is_some_and(|vendor| select.vendors.contains(&vendor)) && read("class").starts_with(DISPLAY);
+            read("class").starts_with(DISPLAY) && vendor.is_some_and(|vendor| select.vendors.contains(&vendor));
+        listed.doubt = listed.doubt.or(doubt);
         if is_gpu && (select.devices.is_empty() || matches(&select.devices, &address)) {
             listed.selected.insert(address);
         } else {
             listed.excluded.insert(address);
         }
     }
-    let names_one = |word: &&String| !word.contains(['*', '?']);
+    let names_one = |word: &&String| listed.doubt.is_none() && !word.contains(['*', '?']);
     let missed = select.devices.iter().filter(names_one).filter(|word| !listed.selected.contains(*word));
     listed.absent = missed.cloned().collect();
     Ok(listed)

@@ -118,6 +118,7 @@ impl Probe for Gpu {
             on_bus: &seen.on_bus,
             absent: &listed.absent,
             excluded: &listed.excluded,
+            doubt: listed.doubt.as_ref(),
             tool: &seen.tool,
             held: self.log_policy.held(now),
             log_unread: seen.log_unread.as_ref(),
@@ -260,6 +261,11 @@ mod tests {
         assert_eq!(said(&mut probe, TIMEOUT).await, ("failure", "OffTheBus"));
         device(root.path(), "0000:17:00.0", "0x10de\n", "0x030200\n", &[0xde, 0x10, 0, 0]);
         assert_eq!(said(&mut probe, TIMEOUT).await, ("success", ""));
+        // A folder in its place cannot be read as a file.
+        let vendor = root.path().join("bus/pci/devices/0000:17:00.0/vendor");
+        fs::remove_file(&vendor).unwrap();
+        fs::create_dir(&vendor).unwrap();
+        assert_eq!(said(&mut probe, TIMEOUT).await, ("unknown", "SysfsUnreadable"), "unread is no absence");
         fs::remove_dir_all(root.path().join("bus/pci/devices/0000:17:00.0")).unwrap();
         assert_eq!(said(&mut probe, TIMEOUT).await, ("failure", "DeviceGone"));
         fs::remove_dir_all(root.path().join("bus")).unwrap();

@@ -22,10 +22,12 @@ const MAX_NAMESPACES: usize = 64;
 /// The controllers that are there.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Those that the settings select.
-    pub selected: Vec<Identity>,
+    /// Those that the settings select, each with what stays when names change.
+    pub selected: Vec<(Identity, Option<String>)>,
     /// Words of the settings that name one which is not there.
     pub absent: Vec<String>,
+    /// Whether all of it could be read: one whose serial number cannot be read may be the one that is missed.
+    pub whole: bool,
 }
 
 /// The controllers under `sysfs`, as the settings select them; no word is every controller. One that is excluded by its name is not read
@@ -47,23 +49,21 @@ pub fn list(sysfs: &Path, devices: &[Selector], exclude: &[Selector]) -> Result<
         },
         Err(error) => return Err(unread(&folder, error)),
     };
-    let mut all_known = true;
+    let mut whole = true;
     let mut there = Vec::new();
     let controllers = found.into_iter().filter(|name| is_controller(name)).take(MAX_CONTROLLERS);
     for name in controllers.filter(|name| !exclude.iter().any(|selector| selector.selects_name(name))) {
-        let (identity, whole) = identity(&folder.join(&name), name);
-        all_known &= whole;
+        let (identity, lasting) = identity(&folder.join(&name), name);
+        whole &= lasting.is_some();
         if !exclude.iter().any(|selector| selector.selects(&identity)) {
-            there.push(identity);
+            there.push((identity, lasting));
         }
     }
-    // One whose serial number cannot be read may be the one that is missed.
     let missed =
-        |selector: &&Selector| selector.names_one() && all_known && !there.iter().any(|one| selector.selects(one));
+        |selector: &&Selector| selector.names_one() && whole && !there.iter().any(|(one, _)| selector.selects(one));
     let absent = devices.iter().filter(missed).map(ToString::to_string).collect();
-    let selected = |one: &Identity| devices.is_empty() || devices.iter().any(|selector| selector.selects(one));
-    there.retain(selected);
-    Ok(Listed { selected: there, absent })
+    there.retain(|(one, _)| devices.is_empty() || devices.iter().any(|selector| selector.selects(one)));
+    Ok(Listed { selected: there, absent, whole })
 }
 
 fn is_controller(name: &str) -> bool {
@@ -71,8 +71,8 @@ fn is_controller(name: &str) -> bool {
         .is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// What tells the controller from others, and whether all of that could be read.
-fn identity(folder: &Path, name: String) -> (Identity, bool) {
+/// What tells the controller from others, and what of that stays when it comes back under another name; `None` if that could not be read.
+fn identity(folder: &Path, name: String) -> (Identity, Option<String>) {
     let mut whole = true;
     let mut read = |attribute_name: &str| match attribute(&folder.join(attribute_name)) {
         Ok(value) => value,
@@ -81,13 +81,19 @@ fn identity(folder: &Path, name: String) -> (Identity, bool) {
             String::new()
         }
     };
-    let (serial, subsysnqn, address) = (read("serial"), read("subsysnqn"), read("address"));
+    let (serial, subsysnqn, address, number) = (read("serial"), read("subsysnqn"), read("address"), read("cntlid"));
     // The link to the PCI device holds where the address is not to be read, too.
     let device = std::fs::read_link(folder.join("device")).ok();
     let device = device.as_deref().and_then(Path::file_name).and_then(|name| name.to_str()).and_then(parse_pci);
     let pci = device.or_else(|| parse_pci(&address)).unwrap_or_default();
     let traddr = address.split(',').find_map(|part| part.strip_prefix("traddr=")).unwrap_or_default().to_owned();
-    (Identity { name, serial, pci, traddr, subsysnqn }, whole)
+    // A fabric's controller gets a new number each time it is connected, a drive keeps that of each of its ports.
+    let path = if pci.is_empty() { &traddr } else { &number };
+    let lasting = match (serial.as_str(), subsysnqn.as_str()) {
+        ("", "") => name.clone(),
+        _ => format!("{subsysnqn} {serial} {path}"),
+    };
+    (Identity { name, serial, pci, traddr, subsysnqn }, whole.then_some(lasting))
 }
 
 /// What the kernel says of one controller.
