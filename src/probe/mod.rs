@@ -5,13 +5,14 @@ pub mod csi;
 pub mod exec;
 pub mod gpu;
 pub mod health_file;
+pub mod join;
 pub mod kmsg;
 pub mod lane;
 pub mod nvme;
 pub mod observed;
 pub mod rdma;
 pub mod runner;
-pub mod together;
+pub mod tree;
 
 use crate::policy::outcome::Outcome;
 use lane::Abandoned;

@@ -5,9 +5,9 @@ mod admin;
 pub mod read;
 
 use super::Probe;
+use super::join::join_all;
 use super::lane::{Abandoned, Lane};
 use super::observed::{Observed, judged};
-use super::together::{Boxed, together};
 use crate::config::probes::NvmeSettings;
 use crate::policy::nvme::{Looked, NvmePolicy, Seen, Smart, State};
 use crate::policy::outcome::{Outcome, Reason};
@@ -15,6 +15,7 @@ use read::{Controller, Listed, controller, list, smart};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -68,18 +69,19 @@ impl Probe for Nvme {
         let names: Vec<String> =
             listed.iter().flat_map(|listed| &listed.selected).map(|(identity, _)| identity.name.clone()).collect();
         if listed.is_ok() {
-            self.lanes.retain(|name, _| names.contains(name));
+            // A thread that is stuck in the kernel is not replaced by another one.
+            self.lanes.retain(|name, lanes| names.contains(name) || lanes.sysfs.is_busy() || lanes.drive.is_busy());
         }
         for name in &names {
             self.lanes.entry(name.clone()).or_insert_with(|| Lanes::new(name));
         }
         let settings = &self.settings;
         let looks = self.lanes.iter_mut().filter(|(name, _)| names.contains(name)).map(|(name, lanes)| {
-            let look: Boxed<'_, _> =
+            let look: Pin<Box<dyn Future<Output = _> + Send + '_>> =
                 Box::pin(async move { (name.clone(), lanes.look(settings, name, deadline).await) });
             look
         });
-        let controllers = together(looks.collect()).await.into_iter().collect();
+        let controllers = join_all(looks.collect()).await.into_iter().collect();
         Ok(Look { listed, controllers })
     }
 
