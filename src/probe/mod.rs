@@ -1,10 +1,14 @@
 //! Probes: one file each, and the runner that gives them their rounds.
 
+pub mod attribute;
 pub mod csi;
 pub mod exec;
+pub mod gpu;
 pub mod health_file;
 pub mod join;
+pub mod kmsg;
 pub mod lane;
+pub mod nvme;
 pub mod observed;
 pub mod rdma;
 pub mod runner;
