@@ -94,8 +94,14 @@ async fn a_fatal_line_withdraws_the_driver_at_once_and_the_recovery_brings_it_ba
     // By the period alone nothing would happen within this test.
     fs::write(&config, "probes: [{name: log, type: kmsg, period: 1h, timeout: 20s}]\n").unwrap();
     let (config, dev) = (format!("--config={}", config.display()), format!("--dev-root={}", dev.display()));
-    let agent =
-        bed.agent(&[&config, &dev, "--confirm-interval=50ms", "--recovery-hold=100ms", "--success-threshold=1"]);
+    let agent = bed.agent(&[
+        &config,
+        &dev,
+        "--on-unhealthy=deregister",
+        "--confirm-interval=50ms",
+        "--recovery-hold=100ms",
+        "--success-threshold=1",
+    ]);
     bed::eventually("the driver is registered", || bed.registration_socket().exists()).await;
     let began = Instant::now();
     says("mlx5_core 0000:41:00.0: poll_health:852:(pid 0): device's health compromised - reached miss count");

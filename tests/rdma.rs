@@ -96,6 +96,7 @@ async fn a_node_whose_only_port_is_dead_at_boot_does_not_register_until_it_is_we
         format!("--config={}", config.display()),
         "--confirm-interval=50ms".to_owned(),
         "--start-grace=300ms".to_owned(),
+        "--on-unhealthy=deregister".to_owned(),
         "--recovery-hold=200ms".to_owned(),
     ];
     flags.extend(roots(&host));

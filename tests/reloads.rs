@@ -26,6 +26,7 @@ fn start(bed: &Bed) -> Agent {
     let flags = [
         format!("--config={}", bed.at("warden.yaml").display()),
         format!("--state-dir={}", bed.at("state").display()),
+        "--on-unhealthy=deregister".to_owned(),
         "--recovery-hold=100ms".to_owned(),
         "--start-grace=300ms".to_owned(),
     ];

@@ -13,7 +13,13 @@ use std::process::Command;
 use std::time::Duration;
 
 /// How far a recovery is from the last good round; the start waits for a word of each probe.
-const FLAGS: [&str; 4] = ["--confirm-interval=20ms", "--recovery-hold=100ms", "--flap-window=1ms", "--start-grace=30s"];
+const FLAGS: [&str; 5] = [
+    "--on-unhealthy=deregister",
+    "--confirm-interval=20ms",
+    "--recovery-hold=100ms",
+    "--flap-window=1ms",
+    "--start-grace=30s",
+];
 
 /// A round is written down as `good` or `bad`. It is bad while `down-NAME` is there, or as often as `budget-NAME` says.
 const SCRIPT: &str = r#"
@@ -293,7 +299,7 @@ async fn a_driver_that_dies_is_withdrawn_past_the_threshold_and_registered_afres
     for whole_folder in [false, true] {
         drop(driver);
         if whole_folder {
-            fs::remove_dir(bed.at("drv")).unwrap();
+            fs::remove_dir_all(bed.at("drv")).unwrap();
         }
         kubelet.deregistered().await;
         assert!(agent.running() && bed.registration_folder().is_empty());

@@ -127,11 +127,11 @@ pub(super) fn table(asking: &Asking, health: Health, look: Look) -> String {
         let row = row(look, &columns, &shown, &cells);
         if beside && width(&reason) <= room {
             line(&mut text, &format!("{row}  {reason}"));
-            continue;
-        }
-        line(&mut text, &row);
-        for part in wrapped(&reason, look.columns.saturating_sub(2)).iter().filter(|part| !part.is_empty()) {
-            line(&mut text, &format!("  {part}"));
+        } else {
+            line(&mut text, &row);
+            for part in wrapped(&reason, look.columns.saturating_sub(2)).iter().filter(|part| !part.is_empty()) {
+                line(&mut text, &format!("  {part}"));
+            }
         }
         for subject in seen(probe).map(observed::lines).unwrap_or_default() {
             for (number, part) in wrapped(&subject, look.columns.saturating_sub(6)).into_iter().enumerate() {
