@@ -9,6 +9,8 @@ pub mod health_file;
 pub mod outcome;
 pub mod probe_verdict;
 pub mod registration;
+pub mod repeats;
+pub mod rereads;
 pub mod round;
 
 /// A fixed point in time for tests: rules only ever look at differences.

@@ -4,9 +4,11 @@ pub mod csi;
 pub mod exec;
 pub mod health_file;
 pub mod lane;
+pub mod link_events;
 pub mod runner;
 
 use crate::policy::outcome::Outcome;
+use crate::policy::repeats::Events;
 use lane::Abandoned;
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -15,6 +17,9 @@ use std::time::{Duration, Instant};
 pub trait Probe: Send {
     /// What a look gives, before it is judged.
     type Seen: Send;
+
+    /// What [`Self::changed`] is worth.
+    const EVENTS: Events = Events::News;
 
     /// One look.
     ///
