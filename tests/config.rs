@@ -55,6 +55,7 @@ fn refused_in(folder: &Path) -> String {
 fn what_cannot_be_is_refused_by_file_line_and_field() {
     let probe = |more: &str| format!("probes:\n  - name: a\n    type: csi\n    {more}\n");
     let exec = |exec: &str| format!("probes:\n  - name: a\n    type: exec\n    exec: {exec}\n");
+    let rdma = |rdma: &str| format!("probes:\n  - name: a\n    type: rdma\n    rdma: {rdma}\n");
     let file =
         |more: &str| format!("probes:\n  - name: a\n    type: health-file\n    healthFile: {{path: /h/a{more}}}\n");
     let groups = |groups: &str| {
@@ -83,10 +84,10 @@ fn what_cannot_be_is_refused_by_file_line_and_field() {
         ("probes: [{type: csi}]\n".to_owned(), "warden.yaml:1: probes[0].name: is missing"),
         (
             "probes: [{name: a}]\n".to_owned(),
-            "warden.yaml:1: probes[0].type: is missing: use one of health-file, csi, exec",
+            "warden.yaml:1: probes[0].type: is missing: use one of health-file, csi, exec, rdma",
         ),
         ("probes: [{name: A, type: csi}]\n".to_owned(), "warden.yaml:1: probes[0].name: \"A\" is no name"),
-        ("probes: [{name: a, type: rdma}]\n".to_owned(), "probes[0].type: \"rdma\" is not in this version yet"),
+        ("probes: [{name: a, type: nvme}]\n".to_owned(), "probes[0].type: \"nvme\" is not in this version yet"),
         ("probes: [{name: a, type: smart}]\n".to_owned(), "probes[0].type: \"smart\" is unknown"),
         (
             "probes:\n- {name: a, type: csi}\n- {name: a, type: csi}\n".to_owned(),
@@ -104,6 +105,24 @@ fn what_cannot_be_is_refused_by_file_line_and_field() {
         (probe(&format!("csi: {{socket: /{}}}", "x".repeat(107))), "probes[0].csi.socket: the path has 108 bytes"),
         (probe("exec: {command: [x]}"), "warden.yaml:4: probes[0].exec: belongs to type exec, but the type is csi"),
         ("probes: [{name: a, type: exec}]\n".to_owned(), "probes[0].exec: is missing: type exec needs it"),
+        (rdma("{devices: []}"), "warden.yaml:4: probes[0].rdma.devices: is empty"),
+        (rdma("{devices: mlx5_0}"), "warden.yaml:4: probes[0].rdma.devices: must be a list such as [a, b]"),
+        (rdma("{devices: [a/b]}"), "warden.yaml:4: probes[0].rdma.devices[0]: \"a/b\" is no device: use a name"),
+        (
+            rdma("{exclude: [\"0000:0000:0000:0000\"]}"),
+            "probes[0].rdma.exclude[0]: \"0000:0000:0000:0000\" an all-zero",
+        ),
+        (rdma("{ports: 1}"), "warden.yaml:4: probes[0].rdma.ports: must be all, or a list of port numbers such as [1]"),
+        (rdma("{ports: [0]}"), "warden.yaml:4: probes[0].rdma.ports[0]: \"0\" is no port"),
+        (rdma("{require: 0}"), "warden.yaml:4: probes[0].rdma.require: \"0\" is unknown: use all, any, or"),
+        (rdma("{minRate: fast}"), "warden.yaml:4: probes[0].rdma.minRate: \"fast\" is no rate"),
+        (rdma("{minRate: 0}"), "warden.yaml:4: probes[0].rdma.minRate: \"0\" is no rate"),
+        (
+            rdma("{deviceNodes: [umad]}"),
+            "probes[0].rdma.deviceNodes[0]: \"umad\" is unknown: use some of uverbs, rdma_cm",
+        ),
+        (rdma("{details: yes}"), "warden.yaml:4: probes[0].rdma.details: \"yes\" is not a boolean"),
+        (rdma("{device: [mlx5_0]}"), "warden.yaml:4: probes[0].rdma.device: unknown key; did you mean devices?"),
         (exec("{}"), "warden.yaml:4: probes[0].exec.command: is missing"),
         (exec("{command: []}"), "warden.yaml:4: probes[0].exec.command: is empty"),
         (exec("{command: ['']}"), "warden.yaml:4: probes[0].exec.command[0]: is empty"),

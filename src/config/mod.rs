@@ -5,6 +5,7 @@ pub mod file;
 pub mod go_duration;
 pub mod listen;
 pub mod probes;
+pub mod rdma;
 pub mod settings;
 mod settings_error;
 pub mod source;

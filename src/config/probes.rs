@@ -1,9 +1,10 @@
 //! What is watched: the probes and how their words add up.
 
+pub use crate::policy::group::Require;
 use crate::policy::health_file::HealthFileLimits;
 use crate::policy::probe_verdict::Thresholds;
+use crate::policy::rdma::rules::RdmaRules;
 use crate::probe::exec::Command;
-use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -46,6 +47,28 @@ pub enum ProbeKind {
         /// The command.
         command: Command,
     },
+    /// `rdma`: ports by what the kernel says of them.
+    Rdma(RdmaSettings),
+}
+
+/// Settings of an `rdma` probe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RdmaSettings {
+    /// Where the host's trees are mounted.
+    pub host: HostTree,
+    /// What is asserted.
+    pub rules: RdmaRules,
+}
+
+/// `--sysfs-root`, `--dev-root`, `--proc-root`: where the host's trees are mounted. Probes of hardware look nowhere else.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostTree {
+    /// The host's `/sys`.
+    pub sysfs: PathBuf,
+    /// The host's `/dev`.
+    pub dev: PathBuf,
+    /// The host's `/proc`.
+    pub proc: PathBuf,
 }
 
 impl ProbeKind {
@@ -55,6 +78,7 @@ impl ProbeKind {
             Self::HealthFile { .. } => "health-file",
             Self::Csi { .. } => "csi",
             Self::Exec { .. } => "exec",
+            Self::Rdma(_) => "rdma",
         }
     }
 }
@@ -77,15 +101,4 @@ pub struct GroupSettings {
     pub probes: Vec<String>,
     /// How many must pass.
     pub require: Require,
-}
-
-/// How many probes of a group must pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Require {
-    /// Every one, as outside of groups.
-    All,
-    /// One is enough.
-    Any,
-    /// At least this many.
-    AtLeast(NonZeroU32),
 }

@@ -3,6 +3,7 @@
 use super::fields::{Fields, Written, duration, positive_duration, threshold};
 use super::file::Problem;
 use super::probes::{OnFailure, Require};
+use super::rdma::{self, WrittenRdma};
 use super::settings::{names_a_file, unix_path};
 use super::yaml::{Node, Value, echo};
 use crate::probe::exec::Command;
@@ -17,14 +18,18 @@ pub const PROBE_KEYS: [&str; 8] =
     ["name", "type", "period", "timeout", "failureThreshold", "successThreshold", "confirmInterval", "onFailure"];
 
 /// The types, the key of each one's own settings, and the keys in there.
-pub const PROBE_TYPES: [(&str, &str, &[&str]); 3] = [
+pub const PROBE_TYPES: [(&str, &str, &[&str]); 4] = [
     ("health-file", "healthFile", &["path", "maxAge", "deadAfter"]),
     ("csi", "csi", &["socket"]),
     ("exec", "exec", &["command", "env"]),
+    ("rdma", "rdma", rdma::KEYS),
 ];
 
+/// Types that need no settings of their own.
+const COMPLETE: [&str; 2] = ["csi", "rdma"];
+
 /// Settled names whose part is not in this version.
-const LATER_TYPES: [&str; 4] = ["rdma", "nvme", "gpu", "kmsg"];
+const LATER_TYPES: [&str; 3] = ["nvme", "gpu", "kmsg"];
 
 /// Keys of a group.
 pub const GROUP_KEYS: [&str; 3] = ["name", "probes", "require"];
@@ -79,6 +84,8 @@ pub enum WrittenKind {
         /// Where the environment is written.
         env_line: Option<usize>,
     },
+    /// `rdma`
+    Rdma(WrittenRdma),
 }
 
 /// A group.
@@ -171,8 +178,12 @@ fn kind(file: &Path, fields: &mut Fields<'_, '_>) -> Option<Written<WrittenKind>
     }
     let settings = own.into_iter().find(|(name, ..)| *name == kind).and_then(|(_, _, node)| node);
     let Some(settings) = settings else {
-        if kind == "csi" {
-            return Some(Written { value: WrittenKind::Csi { socket: None }, line });
+        if COMPLETE.contains(&kind) {
+            let value = match kind {
+                "rdma" => WrittenKind::Rdma(WrittenRdma::default()),
+                _ => WrittenKind::Csi { socket: None },
+            };
+            return Some(Written { value, line });
         }
         fields.wrong(line, key, format!("is missing: type {kind} needs it, with the keys {}", keys.join(", ")));
         return None;
@@ -186,6 +197,7 @@ fn kind(file: &Path, fields: &mut Fields<'_, '_>) -> Option<Written<WrittenKind>
     let value = match kind {
         "health-file" => health_file(&mut own),
         "csi" => Some(WrittenKind::Csi { socket: own.parsed("socket", socket) }),
+        "rdma" => Some(WrittenKind::Rdma(WrittenRdma::read(&mut own))),
         _ => exec(file, &mut own),
     };
     own.finish();
@@ -327,7 +339,7 @@ impl WrittenGroup {
     }
 }
 
-fn require(text: &str) -> Result<Require, String> {
+pub(super) fn require(text: &str) -> Result<Require, String> {
     match text {
         "all" => Ok(Require::All),
         "any" => Ok(Require::Any),

@@ -16,10 +16,13 @@ use crate::probe::csi::Csi;
 use crate::probe::exec::Exec;
 use crate::probe::health_file::HealthFile;
 use crate::probe::lane::Lane;
+use crate::probe::observed::Observed;
+use crate::probe::rdma::Rdma;
 use crate::probe::runner::{Report, RunnerId, Schedule, run_rounds};
 use crate::quiet::Quiet;
 use crate::state_file::StateFile;
 use std::error::Error;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
@@ -55,6 +58,7 @@ struct Runner {
     settings: ProbeSettings,
     stop: CancellationToken,
     last: Option<(Outcome, Instant)>,
+    observed: Option<Arc<Observed>>,
     next: Option<Instant>,
     unknown_since: Option<Instant>,
     unknown_told: bool,
@@ -154,12 +158,14 @@ impl HealthPart {
             ProbeKind::HealthFile { path, limits } => self.spawn(id, HealthFile::new(path, *limits), &settings, &stop),
             ProbeKind::Csi { socket } => self.spawn(id, Csi::new(socket, self.metrics.clone()), &settings, &stop),
             ProbeKind::Exec { command } => self.spawn(id, Exec::new(command), &settings, &stop),
+            ProbeKind::Rdma(rdma) => self.spawn(id, Rdma::new(rdma), &settings, &stop),
         }
         Runner {
             id,
             settings,
             stop,
             last: None,
+            observed: None,
             next: None,
             unknown_since: None,
             unknown_told: false,
@@ -229,6 +235,7 @@ impl HealthPart {
         self.metrics.observe_round(&runner.settings.name, &outcome, report.took);
         runner.tell(&outcome, self.policy.health());
         runner.last = Some((outcome.clone(), report.at));
+        runner.observed = report.observed;
         self.policy.observe(number, outcome, report.at.into_std())
     }
 
@@ -260,6 +267,7 @@ impl HealthPart {
             health: verdict.health(),
             last: runner.last.clone().map(|(outcome, at)| (outcome, at.into_std())),
             streak: (verdict.failures(), verdict.successes()),
+            observed: runner.observed.clone(),
             next: runner.next.map(Instant::into_std),
         });
         self.view.send_replace(HealthView {

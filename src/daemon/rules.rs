@@ -21,6 +21,7 @@ fn question(probe: &ProbeSettings) -> String {
             let names: Vec<_> = command.environment.iter().map(|(name, _)| name).collect();
             format!("exec {:?} {:?} {names:?}", command.program, command.arguments)
         }
+        ProbeKind::Rdma(rdma) => format!("rdma {rdma:?}"),
     };
     format!("{kind} {:?} {:?}", probe.thresholds, probe.on_failure)
 }

@@ -5,12 +5,16 @@ pub mod exec;
 pub mod health_file;
 pub mod lane;
 pub mod link_events;
+pub mod observed;
+pub mod rdma;
 pub mod runner;
 
 use crate::policy::outcome::Outcome;
 use crate::policy::repeats::Events;
 use lane::Abandoned;
+use observed::Observed;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Something that can be asked how the hardware is.
@@ -32,4 +36,9 @@ pub trait Probe: Send {
 
     /// Waits for a reason to run before the period is over. Cancelling it loses nothing.
     fn changed(&mut self) -> impl Future<Output = ()> + Send;
+
+    /// What the last look saw, beside its outcome. Asked once a round, so a probe keeps it until it changes.
+    fn observed(&self) -> Option<Arc<Observed>> {
+        None
+    }
 }

@@ -1,10 +1,12 @@
 //! Gives one probe its rounds: by its period, at once on an event, and again soon after a hard failure.
 
 use super::Probe;
+use super::observed::Observed;
 use crate::policy::outcome::{Outcome, Severity};
 use crate::policy::repeats::{Events, Repeats, Spacing};
 use crate::policy::round::{Rounds, Timing};
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
@@ -33,6 +35,8 @@ pub struct Report {
     pub runner: RunnerId,
     /// Its word; `None` when it saw nothing that counts again.
     pub outcome: Option<Outcome>,
+    /// What it saw beside that, if it says so and the round counts.
+    pub observed: Option<Arc<Observed>>,
     /// When the round ended.
     pub at: Instant,
     /// How long it took.
@@ -82,24 +86,25 @@ pub async fn run_rounds<P: Probe>(
         next = started + schedule.period;
         events_from = ended + EVENT_GAP;
         let stopped = rounds.stopped(Timing { late, took: ended - started });
-        let outcome = match (stopped, seen) {
+        let (outcome, observed) = match (stopped, seen) {
             (Some(stopped), _) => {
                 // It says nothing, so it is not judged; the next one follows at once.
                 next = ended + EVENT_GAP;
-                Some(stopped)
+                (Some(stopped), None)
             }
             (None, Ok(seen)) => {
                 rounds.answered();
                 let word = probe.judge(seen, started.into_std());
-                word.filter(|word| !looks_again || repeats.counts(word, started.into_std()))
-                    .inspect(|word| repeats.counted(word, started.into_std()))
+                let word = word.filter(|word| !looks_again || repeats.counts(word, started.into_std()));
+                (word.inspect(|word| repeats.counted(word, started.into_std())), probe.observed())
             }
             (None, Err(_abandoned)) => {
                 let counts = !looks_again || repeats.silence_counts(started.into_std());
-                counts.then(|| {
+                let word = counts.then(|| {
                     repeats.silent(started.into_std());
                     rounds.abandoned()
-                })
+                });
+                (word, None)
             }
         };
         match &outcome {
@@ -115,6 +120,7 @@ pub async fn run_rounds<P: Probe>(
         let report = Report {
             runner,
             outcome,
+            observed,
             at: ended,
             took: ended - started,
             next: confirm_at.map_or(next, |at| at.min(next)),

@@ -5,9 +5,12 @@ use crate::config::fields::Written;
 use crate::config::file::{ConfigFile, settable};
 use crate::config::go_duration::GoDuration;
 use crate::config::probes::{GroupSettings, OnFailure, ProbeKind, ProbeSettings, Require};
+use crate::config::rdma::WrittenRdma;
 use crate::config::settings::{Health, Reaction, Settings};
 use crate::config::watched::FLAG_PROBE;
 use crate::config::written::{WrittenGroup, WrittenKind, WrittenProbe};
+use crate::policy::rdma::rules::RdmaRules;
+use crate::policy::rdma::selector::Selector;
 use clap::{ArgMatches, Command};
 use serde_json::{Value, json};
 
@@ -114,7 +117,7 @@ impl Origins<'_> {
         };
         let period_flag = || match &probe.kind {
             ProbeKind::HealthFile { .. } => self.inherited("health-interval"),
-            ProbeKind::Csi { .. } | ProbeKind::Exec { .. } => default(),
+            ProbeKind::Csi { .. } | ProbeKind::Exec { .. } | ProbeKind::Rdma(_) => default(),
         };
         let value = |value: Value, from: String| Setting::Value(value, from);
         let mut map = vec![
@@ -185,12 +188,12 @@ impl Origins<'_> {
         let default = || DEFAULT.to_owned();
         match &probe.kind {
             ProbeKind::HealthFile { path, limits } => {
-                let (path_set, age_set, dead_set) = match kind {
-                    Some(WrittenKind::HealthFile { path, max_age, dead_after }) => {
+                let (path_set, age_set, dead_set) =
+                    if let Some(WrittenKind::HealthFile { path, max_age, dead_after }) = kind {
                         (Some(path), max_age.as_ref(), dead_after.as_ref())
-                    }
-                    Some(WrittenKind::Csi { .. } | WrittenKind::Exec { .. }) | None => (None, None, None),
-                };
+                    } else {
+                        (None, None, None)
+                    };
                 let dead_after = limits.dead_after.unwrap_or_default();
                 let own = vec![
                     (
@@ -218,17 +221,15 @@ impl Origins<'_> {
                 ("healthFile", Setting::Map(own))
             }
             ProbeKind::Csi { socket } => {
-                let set = match kind {
-                    Some(WrittenKind::Csi { socket }) => socket.as_ref(),
-                    Some(WrittenKind::HealthFile { .. } | WrittenKind::Exec { .. }) | None => None,
-                };
+                let set = if let Some(WrittenKind::Csi { socket }) = kind { socket.as_ref() } else { None };
                 let from = self.written(set, || self.inherited("csi-address"));
                 ("csi", Setting::Map(vec![("socket", Setting::Value(json!(socket.to_string_lossy()), from))]))
             }
             ProbeKind::Exec { command } => {
-                let (command_set, env_line) = match kind {
-                    Some(WrittenKind::Exec { command, env_line }) => (Some(command), *env_line),
-                    Some(WrittenKind::HealthFile { .. } | WrittenKind::Csi { .. }) | None => (None, None),
+                let (command_set, env_line) = if let Some(WrittenKind::Exec { command, env_line }) = kind {
+                    (Some(command), *env_line)
+                } else {
+                    (None, None)
                 };
                 let words: Vec<_> = std::iter::once(&command.program)
                     .chain(&command.arguments)
@@ -244,20 +245,48 @@ impl Origins<'_> {
                 }
                 ("exec", Setting::Map(own))
             }
+            ProbeKind::Rdma(rdma) => {
+                let set = if let Some(WrittenKind::Rdma(set)) = kind { set.clone() } else { WrittenRdma::default() };
+                ("rdma", Setting::Map(self.rdma(&rdma.rules, &set)))
+            }
         }
     }
 
+    fn rdma(&self, rules: &RdmaRules, set: &WrittenRdma) -> Vec<(&'static str, Setting)> {
+        let default = || DEFAULT.to_owned();
+        let texts = |selectors: &[Selector]| json!(selectors.iter().map(ToString::to_string).collect::<Vec<_>>());
+        let devices = if rules.devices.is_empty() { json!(["*"]) } else { texts(&rules.devices) };
+        let ports = if rules.ports.is_empty() { json!("all") } else { json!(rules.ports) };
+        let nodes = json!(rules.device_nodes.iter().map(|node| node.name()).collect::<Vec<_>>());
+        let mut own = vec![
+            ("devices", Setting::Value(devices, self.written(set.devices.as_ref(), default))),
+            ("exclude", Setting::Value(texts(&rules.exclude), self.written(set.exclude.as_ref(), default))),
+            ("ports", Setting::Value(ports, self.written(set.ports.as_ref(), default))),
+            ("require", Setting::Value(require(rules.require), self.written(set.require.as_ref(), default))),
+            ("deviceNodes", Setting::Value(nodes, self.written(set.device_nodes.as_ref(), default))),
+            ("details", Setting::Value(json!(rules.details), self.written(set.details.as_ref(), default))),
+        ];
+        if let Some(rate) = rules.min_rate {
+            own.push(("minRate", Setting::Value(json!(rate.gigabits()), self.written(set.min_rate.as_ref(), default))));
+        }
+        own
+    }
+
     fn group(&self, group: &GroupSettings, written: &WrittenGroup) -> Setting {
-        let require = match group.require {
-            Require::All => json!("all"),
-            Require::Any => json!("any"),
-            Require::AtLeast(count) => json!(count.get()),
-        };
+        let require = require(group.require);
         Setting::Map(vec![
             ("name", Setting::Value(json!(group.name), self.line(written.name.line))),
             ("probes", Setting::Value(json!(group.probes), self.line(written.probes.line))),
             ("require", Setting::Value(require, self.written(written.require.as_ref(), || DEFAULT.to_owned()))),
         ])
+    }
+}
+
+fn require(require: Require) -> Value {
+    match require {
+        Require::All => json!("all"),
+        Require::Any => json!("any"),
+        Require::AtLeast(count) => json!(count.get()),
     }
 }
 

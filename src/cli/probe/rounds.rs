@@ -12,9 +12,12 @@ use crate::probe::Probe;
 use crate::probe::csi::Csi;
 use crate::probe::exec::Exec;
 use crate::probe::health_file::HealthFile;
+use crate::probe::observed::Observed;
+use crate::probe::rdma::Rdma;
 use std::future::{Future, poll_fn};
 use std::num::NonZeroU32;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -24,6 +27,7 @@ use tokio::time::Instant;
 pub(super) struct Word {
     pub(super) outcome: Outcome,
     pub(super) took: Duration,
+    pub(super) observed: Option<Arc<Observed>>,
 }
 
 /// What is asked, and what it said last.
@@ -44,6 +48,7 @@ enum Kind {
     HealthFile(Box<HealthFile>),
     Csi(Csi),
     Exec(Exec),
+    Rdma(Box<Rdma>),
 }
 
 /// What turns a verdict.
@@ -136,6 +141,7 @@ impl Asked {
             // Nobody reads these figures.
             ProbeKind::Csi { socket } => Kind::Csi(Csi::new(socket, Metrics::new())),
             ProbeKind::Exec { command } => Kind::Exec(Exec::new(command)),
+            ProbeKind::Rdma(rdma) => Kind::Rdma(Box::new(Rdma::new(rdma))),
         };
         let verdict = ProbeVerdict::new(rule(&settings, thresholds));
         Self { settings, word: None, verdict, kind }
@@ -161,19 +167,20 @@ impl Asked {
             Kind::HealthFile(probe) => ask(probe.as_mut(), timeout).await,
             Kind::Csi(probe) => ask(probe, timeout).await,
             Kind::Exec(probe) => ask(probe, timeout).await,
+            Kind::Rdma(probe) => ask(probe.as_mut(), timeout).await,
         };
         let took = started.elapsed();
         let stopped = Rounds::new(timeout).stopped(Timing { late: Duration::ZERO, took });
         let said = match (stopped, said) {
-            (Some(stopped), _) => Some(stopped),
-            (None, Said::Outcome(outcome)) => Some(outcome),
-            (None, Said::NoAnswer) => Some(no_answer(&self.settings)),
+            (Some(stopped), _) => Some((stopped, None)),
+            (None, Said::Outcome(outcome, observed)) => Some((outcome, observed)),
+            (None, Said::NoAnswer) => Some((no_answer(&self.settings), None)),
             (None, Said::NothingNew) => None,
         };
         match (said, &mut self.word) {
-            (Some(outcome), _) => {
+            (Some((outcome, observed)), _) => {
                 self.verdict.observe(outcome.clone(), started.into_std());
-                self.word = Some(Word { outcome, took });
+                self.word = Some(Word { outcome, took, observed });
             }
             // A health file that nobody has written again says nothing twice.
             (None, Some(word)) => word.took = took,
@@ -197,7 +204,7 @@ fn rule(settings: &ProbeSettings, thresholds: Thresholds) -> ProbeRule {
 }
 
 enum Said {
-    Outcome(Outcome),
+    Outcome(Outcome, Option<Arc<Observed>>),
     NoAnswer,
     NothingNew,
 }
@@ -205,7 +212,10 @@ enum Said {
 async fn ask(probe: &mut impl Probe, timeout: Duration) -> Said {
     let started = Instant::now().into_std();
     match probe.look(timeout).await {
-        Ok(seen) => probe.judge(seen, started).map_or(Said::NothingNew, Said::Outcome),
+        Ok(seen) => match probe.judge(seen, started) {
+            Some(outcome) => Said::Outcome(outcome, probe.observed()),
+            None => Said::NothingNew,
+        },
         Err(_abandoned) => Said::NoAnswer,
     }
 }
@@ -218,6 +228,7 @@ fn no_answer(settings: &ProbeSettings) -> Outcome {
             format!("{} did not end within {limit:?} and was killed", command.program.to_string_lossy())
         }
         ProbeKind::HealthFile { path, .. } => format!("{} could not be read within {limit:?}", path.display()),
+        ProbeKind::Rdma(rdma) => format!("{} did not answer within {limit:?}", rdma.host.sysfs.display()),
         ProbeKind::Csi { socket } => format!("the driver at {} did not answer within {limit:?}", socket.display()),
     };
     Outcome::Unknown(Reason::new("NotAnswering", message))
