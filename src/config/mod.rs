@@ -3,7 +3,11 @@
 pub mod fields;
 pub mod file;
 pub mod go_duration;
+pub mod gpu;
+pub mod kmsg;
+pub mod levels;
 pub mod listen;
+pub mod nvme;
 pub mod probes;
 pub mod rdma;
 pub mod settings;

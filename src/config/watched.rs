@@ -171,6 +171,21 @@ impl Defaults {
                 let kind = ProbeKind::Exec { command: command.value.clone() };
                 (or(&written.period, DEFAULT_PERIOD), or(&written.timeout, DEFAULT_TIMEOUT), kind)
             }
+            WrittenKind::Nvme(nvme) => {
+                let timeout = or(&written.timeout, DEFAULT_TIMEOUT);
+                let settings = nvme.settings(&self.host, timeout);
+                // A drive is asked less often than the kernel.
+                let period = if settings.smart { DEFAULT_PERIOD } else { HARDWARE_PERIOD };
+                (or(&written.period, period), timeout, ProbeKind::Nvme(settings))
+            }
+            WrittenKind::Gpu(gpu) => {
+                let timeout = or(&written.timeout, DEFAULT_TIMEOUT);
+                (or(&written.period, DEFAULT_PERIOD), timeout, ProbeKind::Gpu(gpu.settings(&self.host, timeout)))
+            }
+            WrittenKind::Kmsg(kmsg) => {
+                let kind = ProbeKind::Kmsg(kmsg.settings(&self.host));
+                (or(&written.period, DEFAULT_PERIOD), or(&written.timeout, DEFAULT_TIMEOUT), kind)
+            }
             WrittenKind::Rdma(written_rdma) => {
                 let kind = ProbeKind::Rdma(RdmaSettings { host: self.host.clone(), rules: written_rdma.rules() });
                 (or(&written.period, HARDWARE_PERIOD), or(&written.timeout, DEFAULT_TIMEOUT), kind)
@@ -188,8 +203,21 @@ impl Defaults {
                 failure: threshold(&written.failure_threshold, self.thresholds.failure),
                 success: threshold(&written.success_threshold, self.thresholds.success),
             },
-            on_failure: written.on_failure.as_ref().map_or(OnFailure::Fail, |set| set.value),
+            on_failure: written.on_failure.as_ref().map_or(default_on_failure(&written.kind.value), |set| set.value),
         }
+    }
+}
+
+/// A dead GPU makes no mount unsafe.
+fn default_on_failure(kind: &WrittenKind) -> OnFailure {
+    match kind {
+        WrittenKind::Gpu(_) => OnFailure::Warn,
+        WrittenKind::HealthFile { .. }
+        | WrittenKind::Csi { .. }
+        | WrittenKind::Exec { .. }
+        | WrittenKind::Rdma(_)
+        | WrittenKind::Nvme(_)
+        | WrittenKind::Kmsg(_) => OnFailure::Fail,
     }
 }
 

@@ -14,8 +14,11 @@ use crate::policy::outcome::{Health, Outcome};
 use crate::probe::Probe;
 use crate::probe::csi::Csi;
 use crate::probe::exec::Exec;
+use crate::probe::gpu::Gpu;
 use crate::probe::health_file::HealthFile;
+use crate::probe::kmsg::Kmsg;
 use crate::probe::lane::Lane;
+use crate::probe::nvme::Nvme;
 use crate::probe::observed::Observed;
 use crate::probe::rdma::Rdma;
 use crate::probe::runner::{Report, RunnerId, Schedule, run_rounds};
@@ -158,6 +161,9 @@ impl HealthPart {
             ProbeKind::HealthFile { path, limits } => self.spawn(id, HealthFile::new(path, *limits), &settings, &stop),
             ProbeKind::Csi { socket } => self.spawn(id, Csi::new(socket, self.metrics.clone()), &settings, &stop),
             ProbeKind::Exec { command } => self.spawn(id, Exec::new(command), &settings, &stop),
+            ProbeKind::Nvme(nvme) => self.spawn(id, Nvme::new(nvme), &settings, &stop),
+            ProbeKind::Gpu(gpu) => self.spawn(id, Gpu::new(gpu), &settings, &stop),
+            ProbeKind::Kmsg(kmsg) => self.spawn(id, Kmsg::new(kmsg), &settings, &stop),
             ProbeKind::Rdma(rdma) => self.spawn(id, Rdma::new(rdma), &settings, &stop),
         }
         Runner {

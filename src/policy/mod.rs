@@ -3,9 +3,16 @@
 pub mod admission;
 pub mod backoff;
 pub mod damping;
+pub mod devices;
+pub mod gpu;
 pub mod group;
 pub mod health;
 pub mod health_file;
+pub mod kernel_log;
+pub mod kernel_log_rules;
+pub mod line_pattern;
+pub mod nvme;
+pub mod nvme_selector;
 pub mod outcome;
 pub mod probe_verdict;
 pub mod rdma;
@@ -13,6 +20,9 @@ pub mod registration;
 pub mod repeats;
 pub mod rereads;
 pub mod round;
+pub mod smart;
+pub mod smi;
+pub mod xid;
 
 /// A fixed point in time for tests: rules only ever look at differences.
 #[cfg(test)]

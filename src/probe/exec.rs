@@ -6,7 +6,8 @@ use crate::policy::outcome::{Outcome, Reason, Severity};
 use process_wrap::tokio::{ChildWrapper, CommandWrap, KillOnDrop, ProcessSession};
 use std::ffi::OsString;
 use std::future;
-use std::process::Stdio;
+use std::io;
+use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -37,15 +38,25 @@ pub struct Command {
     pub environment: Vec<(OsString, OsString)>,
 }
 
-/// Runs the command once: exit 0 is a success, 1 a failure, anything else unknown. Its first line of output is the reason.
+/// What a command left behind.
+#[derive(Debug)]
+pub struct Ended {
+    /// How it ended.
+    pub status: io::Result<ExitStatus>,
+    /// What it wrote to its output, the first 16 KiB.
+    pub said: Vec<u8>,
+    /// Likewise, to its error output.
+    pub complained: Vec<u8>,
+}
+
+/// Runs the command once, to its end.
 ///
 /// It runs in a session of its own, and the whole session's process group is killed at the deadline, or when this is dropped.
 ///
 /// # Errors
-/// [`Abandoned`] when it had to be killed.
-pub async fn run(command: &Command, limit: Duration) -> Result<Outcome, Abandoned> {
+/// [`Abandoned`] within, when it had to be killed; the system's word when it cannot be started.
+pub async fn output(command: &Command, limit: Duration) -> io::Result<Result<Ended, Abandoned>> {
     let deadline = Instant::now() + limit;
-    let name = command.program.to_string_lossy();
     let mut wrap = CommandWrap::with_new(&command.program, |process| {
         process
             .args(&command.arguments)
@@ -56,12 +67,7 @@ pub async fn run(command: &Command, limit: Duration) -> Result<Outcome, Abandone
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
     });
-    let mut child = match wrap.wrap(ProcessSession).wrap(KillOnDrop).spawn() {
-        Ok(child) => Running(child),
-        Err(error) => {
-            return Ok(Outcome::Unknown(Reason::new("ExecNotStarted", format!("cannot run {name}: {error}"))));
-        }
-    };
+    let mut child = Running(wrap.wrap(ProcessSession).wrap(KillOnDrop).spawn()?);
     let (stdout, stderr) = (child.0.stdout().take(), child.0.stderr().take());
     let (mut said, mut complained) = (Vec::new(), Vec::new());
     let status = {
@@ -82,19 +88,36 @@ pub async fn run(command: &Command, limit: Duration) -> Result<Outcome, Abandone
     };
     // Whatever it left running in its session goes with it; the library buries what we inherit as a container's process 1.
     child.kill();
-    let text = first_line(&said).or_else(|| first_line(&complained)).unwrap_or_default();
-    Ok(match status {
-        Ok(Ok(status)) => match status.code() {
+    match status {
+        Ok(status) => Ok(Ok(Ended { status, said, complained })),
+        Err(_elapsed) => {
+            drop(timeout(REAP_GRACE, child.0.wait()).await);
+            Ok(Err(Abandoned))
+        }
+    }
+}
+
+/// Runs the command once: exit 0 is a success, 1 a failure, anything else unknown. Its first line of output is the reason.
+///
+/// # Errors
+/// [`Abandoned`] when it had to be killed.
+pub async fn run(command: &Command, limit: Duration) -> Result<Outcome, Abandoned> {
+    let name = command.program.to_string_lossy();
+    let ended = match output(command, limit).await {
+        Ok(ended) => ended?,
+        Err(error) => {
+            return Ok(Outcome::Unknown(Reason::new("ExecNotStarted", format!("cannot run {name}: {error}"))));
+        }
+    };
+    let text = first_line(&ended.said).or_else(|| first_line(&ended.complained)).unwrap_or_default();
+    Ok(match ended.status {
+        Ok(status) => match status.code() {
             Some(0) => Outcome::Success,
             Some(1) => Outcome::Failure(Reason::new("ExecFailed", text), Severity::Hard),
             Some(code) => Outcome::Unknown(Reason::new("ExecUnknown", format!("{name} exited with {code}: {text}"))),
             None => Outcome::Unknown(Reason::new("ExecUnknown", format!("{name} was killed by a signal: {status}"))),
         },
-        Ok(Err(error)) => Outcome::Unknown(Reason::new("ExecUnknown", format!("cannot wait for {name}: {error}"))),
-        Err(_elapsed) => {
-            drop(timeout(REAP_GRACE, child.0.wait()).await);
-            return Err(Abandoned);
-        }
+        Err(error) => Outcome::Unknown(Reason::new("ExecUnknown", format!("cannot wait for {name}: {error}"))),
     })
 }
 

@@ -1,13 +1,18 @@
 //! Probes: one file each, and the runner that gives them their rounds.
 
+pub mod attribute;
 pub mod csi;
 pub mod exec;
+pub mod gpu;
 pub mod health_file;
+pub mod kmsg;
 pub mod lane;
 pub mod link_events;
+pub mod nvme;
 pub mod observed;
 pub mod rdma;
 pub mod runner;
+pub mod together;
 
 use crate::policy::outcome::Outcome;
 use crate::policy::repeats::Events;

@@ -4,6 +4,9 @@ use crate::cli::go_flags::parse_bool;
 use crate::config::fields::Written;
 use crate::config::file::{ConfigFile, settable};
 use crate::config::go_duration::GoDuration;
+use crate::config::gpu::WrittenGpu;
+use crate::config::kmsg::WrittenKmsg;
+use crate::config::nvme::WrittenNvme;
 use crate::config::probes::{GroupSettings, OnFailure, ProbeKind, ProbeSettings, Require};
 use crate::config::rdma::WrittenRdma;
 use crate::config::settings::{Health, Reaction, Settings};
@@ -28,7 +31,7 @@ pub(super) enum Setting {
 }
 
 /// Where flags came from.
-struct Origins<'a> {
+pub(super) struct Origins<'a> {
     file: Option<&'a ConfigFile>,
     typed: &'a [String],
 }
@@ -71,7 +74,7 @@ pub(super) fn in_force(
     all
 }
 
-const DEFAULT: &str = "default";
+pub(super) const DEFAULT: &str = "default";
 
 /// Of a flag whose default is made when the daemon starts.
 fn made_default(flag: &str, settings: &Settings, health: &Health) -> Value {
@@ -104,7 +107,7 @@ impl Origins<'_> {
         format!("{}:{line}", name.unwrap_or_default())
     }
 
-    fn written<T>(&self, written: Option<&Written<T>>, otherwise: impl FnOnce() -> String) -> String {
+    pub(super) fn written<T>(&self, written: Option<&Written<T>>, otherwise: impl FnOnce() -> String) -> String {
         written.map_or_else(otherwise, |written| self.line(written.line))
     }
 
@@ -117,7 +120,12 @@ impl Origins<'_> {
         };
         let period_flag = || match &probe.kind {
             ProbeKind::HealthFile { .. } => self.inherited("health-interval"),
-            ProbeKind::Csi { .. } | ProbeKind::Exec { .. } | ProbeKind::Rdma(_) => default(),
+            ProbeKind::Csi { .. }
+            | ProbeKind::Exec { .. }
+            | ProbeKind::Rdma(_)
+            | ProbeKind::Nvme(_)
+            | ProbeKind::Gpu(_)
+            | ProbeKind::Kmsg(_) => default(),
         };
         let value = |value: Value, from: String| Setting::Value(value, from);
         let mut map = vec![
@@ -245,6 +253,18 @@ impl Origins<'_> {
                 }
                 ("exec", Setting::Map(own))
             }
+            ProbeKind::Nvme(nvme) => {
+                let set = if let Some(WrittenKind::Nvme(set)) = kind { set.clone() } else { WrittenNvme::default() };
+                ("nvme", Setting::Map(self.nvme(nvme, &set)))
+            }
+            ProbeKind::Gpu(gpu) => {
+                let set = if let Some(WrittenKind::Gpu(set)) = kind { set.clone() } else { WrittenGpu::default() };
+                ("gpu", Setting::Map(self.gpu(gpu, &set)))
+            }
+            ProbeKind::Kmsg(kmsg) => {
+                let set = if let Some(WrittenKind::Kmsg(set)) = kind { set.clone() } else { WrittenKmsg::default() };
+                ("kmsg", Setting::Map(self.kmsg(kmsg, &set)))
+            }
             ProbeKind::Rdma(rdma) => {
                 let set = if let Some(WrittenKind::Rdma(set)) = kind { set.clone() } else { WrittenRdma::default() };
                 ("rdma", Setting::Map(self.rdma(&rdma.rules, &set)))
@@ -282,7 +302,7 @@ impl Origins<'_> {
     }
 }
 
-fn require(require: Require) -> Value {
+pub(super) fn require(require: Require) -> Value {
     match require {
         Require::All => json!("all"),
         Require::Any => json!("any"),
@@ -293,7 +313,7 @@ fn require(require: Require) -> Value {
 /// Stands for a value of an environment.
 const HIDDEN: &str = "(hidden)";
 
-fn duration(value: std::time::Duration) -> Value {
+pub(super) fn duration(value: std::time::Duration) -> Value {
     json!(GoDuration(value).to_string())
 }
 

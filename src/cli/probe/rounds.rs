@@ -11,7 +11,10 @@ use crate::policy::round::{Rounds, Timing};
 use crate::probe::Probe;
 use crate::probe::csi::Csi;
 use crate::probe::exec::Exec;
+use crate::probe::gpu::Gpu;
 use crate::probe::health_file::HealthFile;
+use crate::probe::kmsg::Kmsg;
+use crate::probe::nvme::Nvme;
 use crate::probe::observed::Observed;
 use crate::probe::rdma::Rdma;
 use std::future::{Future, poll_fn};
@@ -49,6 +52,9 @@ enum Kind {
     Csi(Csi),
     Exec(Exec),
     Rdma(Box<Rdma>),
+    Nvme(Box<Nvme>),
+    Gpu(Box<Gpu>),
+    Kmsg(Box<Kmsg>),
 }
 
 /// What turns a verdict.
@@ -142,6 +148,9 @@ impl Asked {
             ProbeKind::Csi { socket } => Kind::Csi(Csi::new(socket, Metrics::new())),
             ProbeKind::Exec { command } => Kind::Exec(Exec::new(command)),
             ProbeKind::Rdma(rdma) => Kind::Rdma(Box::new(Rdma::new(rdma))),
+            ProbeKind::Nvme(nvme) => Kind::Nvme(Box::new(Nvme::new(nvme))),
+            ProbeKind::Gpu(gpu) => Kind::Gpu(Box::new(Gpu::new(gpu))),
+            ProbeKind::Kmsg(kmsg) => Kind::Kmsg(Box::new(Kmsg::new(kmsg))),
         };
         let verdict = ProbeVerdict::new(rule(&settings, thresholds));
         Self { settings, word: None, verdict, kind }
@@ -168,6 +177,9 @@ impl Asked {
             Kind::Csi(probe) => ask(probe, timeout).await,
             Kind::Exec(probe) => ask(probe, timeout).await,
             Kind::Rdma(probe) => ask(probe.as_mut(), timeout).await,
+            Kind::Nvme(probe) => ask(probe.as_mut(), timeout).await,
+            Kind::Gpu(probe) => ask(probe.as_mut(), timeout).await,
+            Kind::Kmsg(probe) => ask(probe.as_mut(), timeout).await,
         };
         let took = started.elapsed();
         let stopped = Rounds::new(timeout).stopped(Timing { late: Duration::ZERO, took });
@@ -228,6 +240,9 @@ fn no_answer(settings: &ProbeSettings) -> Outcome {
             format!("{} did not end within {limit:?} and was killed", command.program.to_string_lossy())
         }
         ProbeKind::HealthFile { path, .. } => format!("{} could not be read within {limit:?}", path.display()),
+        ProbeKind::Nvme(nvme) => format!("{} did not answer within {limit:?}", nvme.host.sysfs.display()),
+        ProbeKind::Gpu(gpu) => format!("{} did not answer within {limit:?}", gpu.host.sysfs.display()),
+        ProbeKind::Kmsg(kmsg) => format!("{} did not answer within {limit:?}", kmsg.host.dev.display()),
         ProbeKind::Rdma(rdma) => format!("{} did not answer within {limit:?}", rdma.host.sysfs.display()),
         ProbeKind::Csi { socket } => format!("the driver at {} did not answer within {limit:?}", socket.display()),
     };

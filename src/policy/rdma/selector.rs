@@ -121,7 +121,7 @@ pub fn parse_pci(text: &str) -> Option<String> {
 }
 
 /// `*` is any bytes, `?` one. Linear but for one step back, so that no pattern is slow.
-fn matches_glob(pattern: &[u8], name: &[u8]) -> bool {
+pub fn matches_glob(pattern: &[u8], name: &[u8]) -> bool {
     let (mut at, mut star) = ((0, 0), None);
     while at.1 < name.len() {
         match pattern.get(at.0) {
