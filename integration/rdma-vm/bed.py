@@ -24,7 +24,7 @@ class Bed:
     def __init__(self, machine: Machine):
         self.vm = machine
         self.vm.sh(
-            "mkdir -p /run/reg; (node /run/csi.sock /run/reg %s > /tmp/node.log 2>&1 &); (clock watch /run/reg %s-reg.sock > /tmp/clock.log 2>&1 &)"
+            "mkdir -p /run/reg; (node /run/csi.sock /run/reg %s >> /tmp/node.log 2>&1 &); (clock watch /run/reg %s-reg.sock >> /tmp/clock.log 2>&1 &)"
             % (NAME, NAME)
         )
         self.vm.wait("the driver listens", "[ -S /run/csi.sock ]")

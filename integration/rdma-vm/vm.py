@@ -122,9 +122,9 @@ class Machine:
 
     def wait(self, what: str, condition: str, patience: float = PATIENCE) -> str:
         """Waits in the machine until the shell condition holds; returns what it printed last."""
-        steps = int(patience / 0.05)
-        script = f"i=0; until {condition}; do i=$((i + 1)); [ $i -lt {steps} ] || exit 99; sleep 0.05; done"
-        code, said = self.run(script, patience * 4 + PATIENCE)
+        up = "read -r up _ < /proc/uptime"
+        script = f"{up}; end=$((${{up%.*}} + {patience:.0f})); until {condition}; do {up}; [ ${{up%.*}} -lt $end ] || exit 99; sleep 0.05; done"
+        code, said = self.run(script, patience + PATIENCE)
         if code == 99:
             raise Failed(f"not within {patience:.0f} s: {what}: {said.strip().splitlines()[-1:]}")
         if code:
