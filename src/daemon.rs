@@ -8,6 +8,7 @@ use crate::config::settings::{LivenessSettings, Reaction, Settings};
 use crate::config::watched::Watched;
 use crate::driver_name::{Unfit, discover};
 use crate::http::{self, Diagnostics, LivenessEndpoints};
+use crate::known_ports::KnownPorts;
 use crate::liveness::{Asked, Liveness};
 use crate::metrics::Metrics;
 use crate::parts::Parts;
@@ -21,6 +22,7 @@ use crate::status::{self as status_socket};
 use anyhow::{Context, anyhow};
 use health::HealthPart;
 use rules::asks;
+use std::error::Error;
 use std::path::Path;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -76,8 +78,9 @@ async fn start(
             let watched =
                 Watched { probes: health.probes.clone(), groups: health.groups.clone(), warnings: Vec::new() };
             let state = StateFile::new(&settings.state_folder, &driver_name, asks(&watched), &settings.proc_root);
+            let known = known_ports(&settings.state_folder, &driver_name);
             let (changes, changed) = mpsc::channel(1);
-            let told = HealthPart::start(health, state, changed, metrics.clone(), parts);
+            let told = HealthPart::start(health, (state, known), changed, metrics.clone(), parts);
             if let Some(source) = &settings.source {
                 parts.spawn("settings", reload::run(source.clone(), watched, changes, parts.clone()));
             }
@@ -111,6 +114,14 @@ async fn start(
     );
     parts.spawn("registration", part.run(calls, admission));
     Ok(())
+}
+
+/// Which ports were good on this node before.
+fn known_ports(folder: &Path, driver: &str) -> KnownPorts {
+    KnownPorts::load(folder, driver).unwrap_or_else(|error| {
+        warn!(error = &error as &dyn Error, "which ports were good before is lost; beginning afresh");
+        KnownPorts::afresh(folder, driver)
+    })
 }
 
 /// livenessprobe's duty, from before the driver is there: nothing that waits may come first.

@@ -1,54 +1,27 @@
 //! The verdict, kept over our own restarts: one small JSON file, valid for this boot and these probes only.
 
+use crate::kept_file::{KeptFile, LoadError};
 use crate::policy::health::Past;
 use crate::policy::outcome::Health;
-use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, File};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::io;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// The form's version. A file of another version is set aside.
 const SCHEMA: u32 = 1;
 
-/// Ours is below 4 KiB.
-const MAX_BYTES: u64 = 64 * 1024;
-
 /// Where the verdict is kept, and what it is valid for.
 #[derive(Debug, Clone)]
 pub struct StateFile {
-    path: PathBuf,
+    file: KeptFile,
     driver: String,
     boot_id: Option<String>,
     /// What the probes assert, in words. Another set of probes is another verdict.
     probes: String,
-}
-
-/// Why a file was not taken over. It has been set aside, or left where even that failed.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    /// It cannot be opened or read.
-    #[error("cannot read {}", .path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The operating system's word.
-        source: io::Error,
-    },
-    /// It is not a file of ours.
-    #[error("{} {problem}; set aside as {}", .path.display(), .aside.display())]
-    Odd {
-        /// The file.
-        path: PathBuf,
-        /// What is odd about it.
-        problem: String,
-        /// Its new name.
-        aside: PathBuf,
-    },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -71,7 +44,8 @@ impl StateFile {
     pub fn new(folder: &Path, driver: &str, probes: String, proc_root: &Path) -> Self {
         let boot_id = fs::read_to_string(proc_root.join("sys/kernel/random/boot_id")).ok();
         let boot_id = boot_id.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
-        Self { path: folder.join(format!("{driver}-warden.json")), driver: driver.to_owned(), boot_id, probes }
+        let file = KeptFile::new(folder.join(format!("{driver}-warden.json")));
+        Self { file, driver: driver.to_owned(), boot_id, probes }
     }
 
     /// Other probes from now on: what is saved next is valid for them.
@@ -81,7 +55,7 @@ impl StateFile {
 
     /// The file's path.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.file.path()
     }
 
     /// The verdict of our previous run, if it was in this boot, for this driver and with the same probes.
@@ -89,20 +63,13 @@ impl StateFile {
     /// # Errors
     /// When something is there that is not a state file of ours. It is set aside; the caller goes on without.
     pub fn load(&self, now: Instant) -> Result<Option<Past>, LoadError> {
-        let text = match self.read() {
-            Ok(Some(text)) => text,
-            Ok(None) => return Ok(None),
-            Err(Problem::Io(source)) => {
-                return Err(LoadError::Io { path: self.path.clone(), source });
-            }
-            Err(Problem::Odd(problem)) => return Err(self.set_aside(problem)),
-        };
+        let Some(text) = self.file.load()? else { return Ok(None) };
         let written: Written = match serde_json::from_slice(&text) {
             Ok(written) => written,
-            Err(error) => return Err(self.set_aside(format!("is no state file ({error})"))),
+            Err(error) => return Err(self.file.set_aside(format!("is no state file ({error})"))),
         };
         if written.schema != SCHEMA {
-            return Err(self.set_aside(format!("has schema {}, not {SCHEMA}", written.schema)));
+            return Err(self.file.set_aside(format!("has schema {}, not {SCHEMA}", written.schema)));
         }
         let same = Some(&written.boot_id) == self.boot_id.as_ref()
             && written.driver == self.driver
@@ -111,7 +78,7 @@ impl StateFile {
             return Ok(None);
         }
         let Some(health) = health(&written.health) else {
-            return Err(self.set_aside(format!("has the unknown verdict {:?}", written.health)));
+            return Err(self.file.set_aside(format!("has the unknown verdict {:?}", written.health)));
         };
         let clock = BootClock::read(now);
         Ok(Some(Past {
@@ -149,59 +116,8 @@ impl StateFile {
             reason,
         };
         let text = serde_json::to_vec_pretty(&written).map_err(io::Error::other)?;
-        let folder = self.path.parent().unwrap_or(Path::new("."));
-        match DirBuilder::new().mode(0o700).create(folder) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            Ok(()) | Err(_) => {}
-        }
-        // Mode 0600, under a name that nobody can have prepared.
-        let mut new = tempfile::Builder::new().prefix(".warden-").tempfile_in(folder)?;
-        new.write_all(&text)?;
-        new.persist(&self.path).map_err(|error| error.error)?;
-        Ok(())
+        self.file.save(&text)
     }
-
-    fn read(&self) -> Result<Option<Vec<u8>>, Problem> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let file = match openat(CWD, &self.path, flags, Mode::empty()) {
-            Ok(file) => file,
-            Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => return Ok(None),
-            Err(rustix::io::Errno::LOOP) => return Err(Problem::Odd("is a link".to_owned())),
-            Err(rustix::io::Errno::NXIO) => return Err(Problem::Odd("is not a regular file".to_owned())),
-            Err(error) => return Err(Problem::Io(error.into())),
-        };
-        let stat = fstat(&file).map_err(|error| Problem::Io(error.into()))?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(Problem::Odd("is not a regular file".to_owned()));
-        }
-        let uid = rustix::process::geteuid().as_raw();
-        if stat.st_uid != uid && stat.st_uid != 0 {
-            return Err(Problem::Odd(format!("belongs to uid {}, not to us ({uid})", stat.st_uid)));
-        }
-        let mut text = Vec::new();
-        File::from(file).take(MAX_BYTES + 1).read_to_end(&mut text).map_err(Problem::Io)?;
-        if text.len() as u64 > MAX_BYTES {
-            return Err(Problem::Odd(format!("has over {MAX_BYTES} bytes")));
-        }
-        Ok(Some(text))
-    }
-
-    /// Gives what is at the path another name, so that nothing is lost and ours has its place.
-    fn set_aside(&self, problem: String) -> LoadError {
-        let aside = (1..100)
-            .map(|number| self.path.with_extension(format!("json.odd-{number}")))
-            .find(|aside| fs::symlink_metadata(aside).is_err())
-            .unwrap_or_else(|| self.path.with_extension("json.odd-100"));
-        match fs::rename(&self.path, &aside) {
-            Ok(()) => LoadError::Odd { path: self.path.clone(), problem, aside },
-            Err(source) => LoadError::Io { path: self.path.clone(), source },
-        }
-    }
-}
-
-enum Problem {
-    Io(io::Error),
-    Odd(String),
 }
 
 fn health(word: &str) -> Option<Health> {

@@ -6,6 +6,7 @@ use crate::config::probes::{ProbeKind, ProbeSettings};
 use crate::config::settings::{Health as Settings, Reaction};
 use crate::config::watched::Watched;
 use crate::health_view::{HealthView, ProbeView};
+use crate::known_ports::KnownPorts;
 use crate::metrics::Metrics;
 use crate::parts::{Fatal, Parts};
 use crate::policy::admission::{Admission, AdmissionPolicy, Evidence};
@@ -45,6 +46,7 @@ pub(super) struct HealthPart {
     view: watch::Sender<HealthView>,
     reaction: Reaction,
     state: StateFile,
+    known: KnownPorts,
     lane: Lane,
     state_quiet: Quiet,
     /// In the policy's order.
@@ -80,7 +82,7 @@ impl HealthPart {
     /// Starts the probes and the part. `changes` brings other probes, after a change of the settings.
     pub(super) fn start(
         settings: &Settings,
-        state: StateFile,
+        (state, known): (StateFile, KnownPorts),
         changes: mpsc::Receiver<Watched>,
         metrics: Metrics,
         parts: &Parts,
@@ -122,6 +124,7 @@ impl HealthPart {
             view,
             reaction: settings.reaction,
             state,
+            known,
             lane: Lane::new("state"),
             state_quiet: Quiet::default(),
             runners: Vec::new(),
@@ -164,7 +167,7 @@ impl HealthPart {
             ProbeKind::Nvme(nvme) => self.spawn(id, Nvme::new(nvme), &settings, &stop),
             ProbeKind::Gpu(gpu) => self.spawn(id, Gpu::new(gpu), &settings, &stop),
             ProbeKind::Kmsg(kmsg) => self.spawn(id, Kmsg::new(kmsg), &settings, &stop),
-            ProbeKind::Rdma(rdma) => self.spawn(id, Rdma::new(rdma), &settings, &stop),
+            ProbeKind::Rdma(rdma) => self.spawn(id, Rdma::new(rdma, self.known.clone()), &settings, &stop),
         }
         Runner {
             id,

@@ -6,6 +6,7 @@ pub mod exec;
 pub mod gpu;
 pub mod health_file;
 pub mod kmsg;
+pub mod join;
 pub mod lane;
 pub mod link_events;
 pub mod nvme;
@@ -13,6 +14,7 @@ pub mod observed;
 pub mod rdma;
 pub mod runner;
 pub mod together;
+pub mod tree;
 
 use crate::policy::outcome::Outcome;
 use crate::policy::repeats::Events;

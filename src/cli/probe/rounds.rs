@@ -3,6 +3,7 @@
 use crate::config::probes::{OnFailure, ProbeKind, ProbeSettings};
 use crate::config::watched::Watched;
 use crate::daemon::rules::groups;
+use crate::known_ports::KnownPorts;
 use crate::metrics::Metrics;
 use crate::policy::group::GroupRule;
 use crate::policy::outcome::{Health, Outcome, Reason};
@@ -15,13 +16,13 @@ use crate::probe::gpu::Gpu;
 use crate::probe::health_file::HealthFile;
 use crate::probe::kmsg::Kmsg;
 use crate::probe::nvme::Nvme;
+use crate::probe::join::join_all;
 use crate::probe::observed::Observed;
 use crate::probe::rdma::Rdma;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -77,7 +78,7 @@ impl Asking {
     pub(super) async fn round(&mut self) {
         let rounds =
             self.probes.iter_mut().map(|probe| -> Pin<Box<dyn Future<Output = ()> + '_>> { Box::pin(probe.ask()) });
-        all(rounds.collect()).await;
+        join_all(rounds.collect()).await;
     }
 
     /// All groups must pass; one that cannot any more decides.
@@ -147,10 +148,10 @@ impl Asked {
             // Nobody reads these figures.
             ProbeKind::Csi { socket } => Kind::Csi(Csi::new(socket, Metrics::new())),
             ProbeKind::Exec { command } => Kind::Exec(Exec::new(command)),
-            ProbeKind::Rdma(rdma) => Kind::Rdma(Box::new(Rdma::new(rdma))),
             ProbeKind::Nvme(nvme) => Kind::Nvme(Box::new(Nvme::new(nvme))),
             ProbeKind::Gpu(gpu) => Kind::Gpu(Box::new(Gpu::new(gpu))),
             ProbeKind::Kmsg(kmsg) => Kind::Kmsg(Box::new(Kmsg::new(kmsg))),
+            ProbeKind::Rdma(rdma) => Kind::Rdma(Box::new(Rdma::new(rdma, KnownPorts::in_memory()))),
         };
         let verdict = ProbeVerdict::new(rule(&settings, thresholds));
         Self { settings, word: None, verdict, kind }
@@ -247,16 +248,6 @@ fn no_answer(settings: &ProbeSettings) -> Outcome {
         ProbeKind::Csi { socket } => format!("the driver at {} did not answer within {limit:?}", socket.display()),
     };
     Outcome::Unknown(Reason::new("NotAnswering", message))
-}
-
-/// Waits for every future; they run within the caller, so that dropping it drops them at once.
-async fn all(futures: Vec<Pin<Box<dyn Future<Output = ()> + '_>>>) {
-    let mut running = futures;
-    poll_fn(|context| {
-        running.retain_mut(|future| future.as_mut().poll(context).is_pending());
-        if running.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
 }
 
 #[cfg(test)]
