@@ -95,7 +95,7 @@ impl WrittenGpu {
             let texts = own.texts("exclude", node);
             each(own, "exclude", node, texts, address)
         });
-        Self {
+        let written = Self {
             vendors,
             devices,
             exclude,
@@ -107,7 +107,11 @@ impl WrittenGpu {
             memory_used: limits(own, "memoryUsed", MEMORY_USED, "percent of the memory, 0 to 100"),
             tool: own.take("nvidiaSmi").and_then(|node| smi(own, node)),
             xid: own.take("xid").map(|node| Written { value: xid(own, node), line: node.line }),
+        };
+        if let (Some(memory), None) = (&written.memory_used, &written.tool) {
+            own.wrong(memory.line, "memoryUsed", "has no effect without nvidiaSmi".to_owned());
         }
+        written
     }
 
     /// With the defaults filled in.
@@ -192,6 +196,11 @@ fn smi(own: &mut Fields<'_, '_>, node: &Node) -> Option<Written<WrittenSmi>> {
 
 fn xid(own: &mut Fields<'_, '_>, node: &Node) -> WrittenXid {
     if matches!(&node.value, Value::Text(text) if text == "off") {
+        return WrittenXid::Off;
+    }
+    if !matches!(&node.value, Value::Map(_)) {
+        let message = format!("must be off, or a map with the keys {}", XID_KEYS.join(", "));
+        own.wrong(node.line, "xid", message);
         return WrittenXid::Off;
     }
     let (file, within) = (own.file(), own.within("xid"));

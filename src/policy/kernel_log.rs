@@ -95,6 +95,12 @@ impl KernelLogPolicy {
         Self { rules, held: Vec::new() }
     }
 
+    /// Whether a line means anything by some rule: the others need not be kept.
+    pub fn concerns(&self, text: &str) -> bool {
+        let ends = |rule: &LogRule| rule.until.as_ref().is_some_and(|until| until.find(text).is_some());
+        self.rules.iter().any(|rule| rule.pattern.find(text).is_some() || ends(rule))
+    }
+
     /// Takes in one message.
     pub fn read(&mut self, message: Message<'_>, now: Instant) {
         self.recover(message.text);

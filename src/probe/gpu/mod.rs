@@ -4,7 +4,7 @@ pub mod bus;
 
 use super::Probe;
 use super::exec::{Command, output};
-use super::kmsg::log::{KernelLog, News};
+use super::kmsg::log::KernelLog;
 use super::kmsg::told;
 use super::lane::{Abandoned, Lane};
 use super::observed::{Observed, judged};
@@ -39,7 +39,8 @@ pub struct Look {
     listed: Result<Listed, Reason>,
     on_bus: BTreeMap<String, Option<OnBus>>,
     tool: Tool,
-    news: News,
+    /// Why the kernel log cannot be read, if it should be.
+    log_unread: Option<Reason>,
 }
 
 impl Gpu {
@@ -95,13 +96,16 @@ impl Probe for Gpu {
         };
         let (bus, tool) = tokio::join!(self.bus(timeout), tool);
         let (listed, on_bus) = bus?;
-        let news = self.log.as_mut().map(KernelLog::news).unwrap_or_default();
-        Ok(Look { listed, on_bus, tool, news })
+        let log_unread = match &mut self.log {
+            Some(log) => log.look(|text| self.log_policy.concerns(text)).await.err(),
+            None => None,
+        };
+        Ok(Look { listed, on_bus, tool, log_unread })
     }
 
     fn judge(&mut self, seen: Look, now: Instant) -> Option<Outcome> {
-        for line in &seen.news.lines {
-            self.log_policy.read(line.message(), now);
+        for line in self.log.as_mut().map(KernelLog::take).unwrap_or_default() {
+            self.log_policy.read(line.message(now), now);
         }
         let listed = match seen.listed {
             Ok(listed) => listed,
@@ -116,7 +120,7 @@ impl Probe for Gpu {
             excluded: &listed.excluded,
             tool: &seen.tool,
             held: self.log_policy.held(now),
-            log_unread: seen.news.unread.as_ref(),
+            log_unread: seen.log_unread.as_ref(),
         };
         let (outcome, each) = self.policy.judge(look);
         let answer = if let Tool::Said(answer) = &seen.tool { Some(answer) } else { None };

@@ -10,24 +10,30 @@ use std::future;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 /// Longer than any record.
 const RECORD_BYTES: usize = 16 * 1024;
 
-/// Records in one look; what is left makes the next one follow at once.
-const MAX_RECORDS: usize = 512;
+/// Records that are read without giving others a turn.
+const RECORDS_A_TURN: usize = 128;
 
-/// Lost places in one look; a log that runs over faster than it can be read is left until the next.
+/// Turns in one look; what is left makes the next one follow at once. More than the kernel keeps, as a rule.
+const MAX_TURNS: usize = 256;
+
+/// Lost places in one turn; a log that runs over faster than it can be read is left until the next.
 const MAX_LOST: u32 = 16;
 
-/// A message, as one look gives it.
+/// Lines that wait to be judged; a storm of faults says nothing new after that many.
+const MAX_WAITING: usize = 1024;
+
+/// A message that concerns somebody.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
-    /// How long ago it was written.
-    pub age: Duration,
+    /// When it was written; `None` before anything the clock can tell.
+    pub at: Option<Instant>,
     /// Whether it was there before us.
     pub history: bool,
     /// Its text.
@@ -36,18 +42,10 @@ pub struct Line {
 
 impl Line {
     /// In the policy's terms.
-    pub fn message(&self) -> Message<'_> {
-        Message { age: self.age, history: self.history, text: &self.text }
+    pub fn message(&self, now: Instant) -> Message<'_> {
+        let age = self.at.map_or(Duration::MAX, |at| now.saturating_duration_since(at));
+        Message { age, history: self.history, text: &self.text }
     }
-}
-
-/// What one look gives.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct News {
-    /// The kernel's new messages, in their order.
-    pub lines: Vec<Line>,
-    /// Why the log cannot be read, if so.
-    pub unread: Option<Reason>,
 }
 
 /// The kernel log.
@@ -61,6 +59,8 @@ pub struct KernelLog {
     /// What was written before this is history.
     began: Option<Duration>,
     lost: u64,
+    /// They wait here, so that a look that is given up or does not count loses none.
+    waiting: Vec<Line>,
 }
 
 #[derive(Debug)]
@@ -74,7 +74,7 @@ enum Open {
 impl KernelLog {
     /// The log under `dev_root`, which need not be there yet.
     pub fn new(dev_root: &Path, since: Since) -> Self {
-        Self { path: dev_root.join("kmsg"), since, open: None, last: None, began: None, lost: 0 }
+        Self { path: dev_root.join("kmsg"), since, open: None, last: None, began: None, lost: 0, waiting: Vec::new() }
     }
 
     /// How often the log had run over what was not read yet.
@@ -82,24 +82,33 @@ impl KernelLog {
         self.lost
     }
 
-    /// What is new. Never waits.
-    pub fn news(&mut self) -> News {
-        let now = since_boot();
-        let began = *self.began.get_or_insert(now);
-        if self.open.is_none() {
-            match self.open() {
-                Ok(open) => self.open = Some(open),
-                Err(error) => return News { lines: Vec::new(), unread: Some(self.unread(error)) },
+    /// Reads on; the lines that `concerns` picks wait for [`Self::take`]. Never waits for the log, only gives others a turn.
+    ///
+    /// # Errors
+    /// Why the log cannot be read.
+    pub async fn look(&mut self, concerns: impl Fn(&str) -> bool) -> Result<(), Reason> {
+        for _ in 0..MAX_TURNS {
+            let opened = match self.open.take() {
+                Some(open) => Ok(open),
+                None => self.open(),
+            };
+            let turn = opened.and_then(|open| {
+                let turn = self.drain(&open, &concerns)?;
+                self.open = Some(open);
+                Ok(turn)
+            });
+            match turn {
+                Ok(Turn::Dry) => return Ok(()),
+                Ok(Turn::More) => tokio::task::yield_now().await,
+                Err(error) => return Err(self.unread(error)),
             }
         }
-        let mut lines = Vec::new();
-        match self.drain(now, began, &mut lines) {
-            Ok(()) => News { lines, unread: None },
-            Err(error) => {
-                self.open = None;
-                News { lines, unread: Some(self.unread(error)) }
-            }
-        }
+        Ok(())
+    }
+
+    /// The lines since the last time, in their order.
+    pub fn take(&mut self) -> Vec<Line> {
+        std::mem::take(&mut self.waiting)
     }
 
     /// Waits until there may be news. Cancelling it loses nothing.
@@ -141,31 +150,35 @@ impl KernelLog {
         Ok(watched.map_or_else(|refused| Open::Plain(refused.into_parts().0), Open::Watched))
     }
 
-    fn drain(&mut self, now: Duration, began: Duration, lines: &mut Vec<Line>) -> Result<(), Errno> {
-        let Some(open) = &self.open else { return Ok(()) };
+    fn drain(&mut self, open: &Open, concerns: impl Fn(&str) -> bool) -> Result<Turn, Errno> {
         let descriptor = match open {
             Open::Watched(watched) => watched.get_ref(),
             Open::Plain(descriptor) => descriptor,
         };
+        let (now, now_instant) = (since_boot(), tokio::time::Instant::now().into_std());
+        let began = *self.began.get_or_insert(now);
         let mut buffer = vec![0; RECORD_BYTES];
         let mut lost = 0;
-        for _ in 0..MAX_RECORDS {
+        for _ in 0..RECORDS_A_TURN {
             let length = match read(descriptor.as_fd(), buffer.as_mut_slice()) {
                 Ok(0) | Err(Errno::AGAIN) => {
                     if let Open::Watched(watched) = open {
                         // Takes the readiness back, unless there was news meanwhile.
                         drop(watched.try_io(Interest::READABLE, |_| Err::<(), _>(io::ErrorKind::WouldBlock.into())));
                     }
-                    break;
+                    return Ok(Turn::Dry);
                 }
                 Ok(length) => length,
                 Err(Errno::INTR) => continue,
                 // The log ran over; the next read is the oldest that is left.
-                Err(Errno::PIPE) if lost < MAX_LOST => {
+                Err(Errno::PIPE) => {
+                    self.lost = self.lost.saturating_add(1);
                     lost += 1;
+                    if lost > MAX_LOST {
+                        break;
+                    }
                     continue;
                 }
-                Err(Errno::PIPE) => break,
                 Err(error) => return Err(error),
             };
             let text = String::from_utf8_lossy(&buffer[..length]);
@@ -174,13 +187,15 @@ impl KernelLog {
                     continue;
                 }
                 self.last = Some(record.sequence);
+                if !concerns(record.text) || self.waiting.len() >= MAX_WAITING {
+                    continue;
+                }
                 let written = Duration::from_micros(record.microseconds);
-                let (age, history) = (now.saturating_sub(written), written < began);
-                lines.push(Line { age, history, text: record.text.to_owned() });
+                let at = now_instant.checked_sub(now.saturating_sub(written));
+                self.waiting.push(Line { at, history: written < began, text: record.text.to_owned() });
             }
         }
-        self.lost = self.lost.saturating_add(u64::from(lost));
-        Ok(())
+        Ok(Turn::More)
     }
 
     fn unread(&self, error: Errno) -> Reason {
@@ -200,6 +215,14 @@ impl KernelLog {
     }
 }
 
+/// What one turn ends with.
+enum Turn {
+    /// Nothing more to read.
+    Dry,
+    /// There may be more.
+    More,
+}
+
 /// The clock of the kernel's messages.
 fn since_boot() -> Duration {
     let time = clock_gettime(ClockId::Monotonic);
@@ -214,8 +237,14 @@ mod tests {
     use std::io::Write;
     use tokio::time::timeout;
 
-    fn texts(news: &News) -> Vec<&str> {
-        news.lines.iter().map(|line| line.text.as_str()).collect()
+    /// A look at everything, and what it gave.
+    async fn seen(log: &mut KernelLog) -> Result<Vec<String>, &'static str> {
+        log.look(|_| true).await.map_err(|reason| reason.code)?;
+        Ok(log.take().into_iter().map(|line| line.text).collect())
+    }
+
+    fn lines(texts: &[&str]) -> Result<Vec<String>, &'static str> {
+        Ok(texts.iter().map(ToString::to_string).collect())
     }
 
     fn record(sequence: u64, text: &str) -> String {
@@ -233,30 +262,41 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut writer = pipe(folder.path());
         let mut log = KernelLog::new(folder.path(), Since::Now);
-        assert_eq!(log.news(), News::default());
+        assert_eq!(seen(&mut log).await, lines(&[]));
         for round in 0..3 {
             let quiet = Duration::from_millis(100);
             assert!(timeout(quiet, log.changed()).await.is_err(), "round {round}: nothing to read");
             writer.write_all(record(round, "hello").as_bytes()).unwrap();
             timeout(Duration::from_secs(20), log.changed()).await.unwrap();
-            assert_eq!(texts(&log.news()), ["hello"]);
+            assert_eq!(seen(&mut log).await, lines(&["hello"]));
         }
     }
 
     #[tokio::test]
-    async fn a_storm_is_taken_in_parts_and_nothing_is_lost() {
+    async fn a_long_history_is_read_in_one_look_and_only_what_concerns_is_kept() {
         let folder = tempfile::tempdir().unwrap();
-        let mut file = File::create(folder.path().join("kmsg")).unwrap();
+        let text: String = (0..20_000)
+            .map(|sequence| record(sequence, if sequence % 1000 == 0 { "fault" } else { "noise" }))
+            .collect();
+        fs::write(folder.path().join("kmsg"), text).unwrap();
         let mut log = KernelLog::new(folder.path(), Since::Boot);
-        for sequence in 0..20_000 {
-            file.write_all(record(sequence, "storm").as_bytes()).unwrap();
+        log.look(|text| text == "fault").await.unwrap();
+        // Twice is a record cut in two by a read, which the device never does.
+        assert!((18..=20).contains(&log.take().len()));
+        assert!(log.last > Some(19_990), "{:?}", log.last);
+        assert_eq!(log.take(), []);
+    }
+
+    #[tokio::test]
+    async fn a_storm_of_faults_is_bounded_and_a_look_that_does_not_count_loses_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let text: String = (0..20_000).map(|sequence| record(sequence, "fault")).collect();
+        fs::write(folder.path().join("kmsg"), text).unwrap();
+        let mut log = KernelLog::new(folder.path(), Since::Boot);
+        for _ in 0..3 {
+            log.look(|_| true).await.unwrap();
         }
-        let mut seen = 0;
-        for _ in 0..100 {
-            seen += log.news().lines.len();
-        }
-        // Records that a read of the file cuts in two are none; the device never does so.
-        assert!((19_900..=20_000).contains(&seen), "{seen}");
+        assert_eq!(log.take().len(), MAX_WAITING);
     }
 
     #[tokio::test]
@@ -264,18 +304,19 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("kmsg");
         fs::write(&path, "4,1,1000,-;old\n").unwrap();
-        let (mut from_now, mut from_boot) =
-            (KernelLog::new(folder.path(), Since::Now), KernelLog::new(folder.path(), Since::Boot));
-        assert_eq!(texts(&from_now.news()), Vec::<&str>::new());
-        let news = from_boot.news();
-        assert_eq!(texts(&news), ["old"]);
-        assert!(news.lines[0].history && news.lines[0].age > Duration::ZERO);
+        let mut from_now = KernelLog::new(folder.path(), Since::Now);
+        let mut from_boot = KernelLog::new(folder.path(), Since::Boot);
+        assert_eq!(seen(&mut from_now).await, lines(&[]));
+        from_boot.look(|_| true).await.unwrap();
+        let now = tokio::time::Instant::now().into_std();
+        let old = from_boot.take();
+        assert!(old[0].text == "old" && old[0].message(now).history && old[0].message(now).age > Duration::ZERO);
         let mut file = OpenOptions::new().append(true).open(&path).unwrap();
         file.write_all(record(2, "new").as_bytes()).unwrap();
         for log in [&mut from_now, &mut from_boot] {
-            let news = log.news();
-            assert_eq!(texts(&news), ["new"]);
-            assert!(!news.lines[0].history);
+            log.look(|_| true).await.unwrap();
+            let new = log.take();
+            assert!(new.len() == 1 && new[0].text == "new" && !new[0].history);
         }
     }
 
@@ -283,12 +324,12 @@ mod tests {
     async fn a_log_that_cannot_be_read_says_why_and_is_read_once_it_can() {
         let folder = tempfile::tempdir().unwrap();
         let mut log = KernelLog::new(folder.path(), Since::Boot);
-        assert_eq!(log.news().unread.unwrap().code, "KernelLogMissing");
+        assert_eq!(seen(&mut log).await, Err("KernelLogMissing"));
         fs::create_dir(folder.path().join("kmsg")).unwrap();
-        assert_eq!(log.news().unread.unwrap().code, "KernelLogUnreadable");
+        assert_eq!(seen(&mut log).await, Err("KernelLogUnreadable"));
         fs::remove_dir(folder.path().join("kmsg")).unwrap();
         fs::write(folder.path().join("kmsg"), record(1, "now")).unwrap();
-        assert_eq!(texts(&log.news()), ["now"]);
+        assert_eq!(seen(&mut log).await, lines(&["now"]));
         let refused = log.unread(Errno::PERM);
         assert_eq!(refused.code, "KernelLogNotPermitted");
         assert!(refused.message.contains("CAP_SYSLOG"));

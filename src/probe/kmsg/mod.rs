@@ -10,7 +10,7 @@ use crate::config::probes::KmsgSettings;
 use crate::policy::kernel_log::{Class, Held, KernelLogPolicy};
 use crate::policy::outcome::{Outcome, Reason, Severity};
 use crate::probe::observed::judged;
-use log::{KernelLog, News};
+use log::KernelLog;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,23 +32,23 @@ impl Kmsg {
 }
 
 impl Probe for Kmsg {
-    type Seen = News;
+    type Seen = Result<(), Reason>;
 
-    async fn look(&mut self, _timeout: Duration) -> Result<News, Abandoned> {
+    async fn look(&mut self, _timeout: Duration) -> Result<Self::Seen, Abandoned> {
         // Nothing here waits.
-        Ok(self.log.news())
+        Ok(self.log.look(|text| self.policy.concerns(text)).await)
     }
 
-    fn judge(&mut self, seen: News, now: Instant) -> Option<Outcome> {
-        for line in &seen.lines {
-            self.policy.read(line.message(), now);
+    fn judge(&mut self, seen: Self::Seen, now: Instant) -> Option<Outcome> {
+        for line in self.log.take() {
+            self.policy.read(line.message(now), now);
         }
         let mut observed: Observed = self.policy.held(now).iter().map(told).collect();
         if self.log.lost() > 0 {
             observed.insert("lostPlaces".to_owned(), json!(self.log.lost()));
         }
         self.observed = (!observed.is_empty()).then(|| Arc::new(observed));
-        Some(self.policy.judge(seen.unread, now))
+        Some(self.policy.judge(seen.err(), now))
     }
 
     async fn changed(&mut self) {
