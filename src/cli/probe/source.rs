@@ -2,10 +2,12 @@
 
 use super::ProbeFlags;
 use crate::cli::run::{Given, GivenError, RunFlags};
-use crate::config::probes::{OnFailure, ProbeKind, ProbeSettings};
+use crate::config::probes::{HostTree, OnFailure, ProbeKind, ProbeSettings, RdmaSettings};
 use crate::config::settings;
 use crate::config::watched::{DEFAULT_TIMEOUT, Watched};
 use crate::policy::probe_verdict::Thresholds;
+use crate::policy::rdma::rules::RdmaRules;
+use crate::policy::rdma::selector::Selector;
 use crate::probe::exec;
 use clap::CommandFactory;
 use std::error::Error;
@@ -39,6 +41,7 @@ pub(super) fn given(flags: &ProbeFlags, command: &[OsString]) -> Vec<&'static st
         ("--config", flags.config.is_some()),
         ("--csi-address", flags.csi_address.is_some()),
         ("--health-file", flags.health_file.is_some()),
+        ("--type", flags.r#type.is_some()),
     ];
     sources.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
 }
@@ -51,14 +54,14 @@ pub(super) fn watched(flags: &ProbeFlags, command: Vec<OsString>) -> Result<Watc
     let timeout = flags.timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0);
     let period = flags.period.0;
     if let Some(config) = &flags.config {
-        return chosen(of_file(config)?, flags.probe.as_deref(), config);
+        return chosen(of_file(config, flags)?, flags.probe.as_deref(), config);
     }
     if let Some(address) = &flags.csi_address {
         let socket = settings::driver_socket(address).map_err(|error| SourceError::Usage(error.to_string()))?;
         return Ok(alone(CSI_PROBE, ProbeKind::Csi { socket }, period, timeout));
     }
     if let Some(path) = &flags.health_file {
-        let mut watched = of_flag("--health-file", path.as_os_str()).map_err(|error| match error {
+        let mut watched = of_flags([("--health-file", path.as_os_str())]).map_err(|error| match error {
             SourceError::Config(lines) => SourceError::Usage(lines.join("; ")),
             usage @ SourceError::Usage(_) => usage,
         })?;
@@ -69,6 +72,9 @@ pub(super) fn watched(flags: &ProbeFlags, command: Vec<OsString>) -> Result<Watc
             }
         }
         return Ok(watched);
+    }
+    if let Some(kind) = &flags.r#type {
+        return of_type(kind, flags, period, timeout);
     }
     let mut words = command.into_iter();
     let program = words.next().unwrap_or_default();
@@ -91,8 +97,43 @@ fn alone(name: &str, kind: ProbeKind, period: Duration, timeout: Duration) -> Wa
     Watched { probes: vec![probe], groups: Vec::new(), warnings: Vec::new() }
 }
 
-fn of_file(config: &Path) -> Result<Watched, SourceError> {
-    let watched = of_flag("--config", config.as_os_str())?;
+/// One probe with the defaults of its type.
+fn of_type(kind: &str, flags: &ProbeFlags, period: Duration, timeout: Duration) -> Result<Watched, SourceError> {
+    if kind != "rdma" {
+        return Err(SourceError::Usage(format!(
+            "--type={kind:?} is unknown: use rdma; other types have flags of their own, or need --config"
+        )));
+    }
+    let mut rules = RdmaRules { details: true, ..RdmaRules::default() };
+    if let Some(words) = &flags.device {
+        for word in words.split(',').map(str::trim).filter(|word| !word.is_empty()) {
+            let selector = Selector::parse(word);
+            let selector = selector.map_err(|message| SourceError::Usage(format!("--device: {word:?} {message}")))?;
+            rules.devices.push(selector);
+        }
+        if rules.devices.is_empty() {
+            return Err(SourceError::Usage("--device names no device: leave it out for every device".to_owned()));
+        }
+    }
+    let host = HostTree { sysfs: flags.sysfs_root.clone(), dev: flags.dev_root.clone(), proc: flags.proc_root.clone() };
+    Ok(alone(kind, ProbeKind::Rdma(RdmaSettings { host, rules }), period, timeout))
+}
+
+fn of_file(config: &Path, flags: &ProbeFlags) -> Result<Watched, SourceError> {
+    let mut given = vec![("--config", config.as_os_str())];
+    let roots = [
+        ("--sysfs-root", &flags.sysfs_root, "/sys"),
+        ("--dev-root", &flags.dev_root, "/dev"),
+        ("--proc-root", &flags.proc_root, "/proc"),
+    ];
+    // The file may have its own, which a flag overrides.
+    given.extend(
+        roots
+            .into_iter()
+            .filter(|(_, root, usual)| *root != Path::new(usual))
+            .map(|(flag, root, _)| (flag, root.as_os_str())),
+    );
+    let watched = of_flags(given)?;
     if watched.probes.is_empty() {
         let message = format!("{}: it has no probes, so there is nothing to ask", config.display());
         return Err(SourceError::Config(vec![message]));
@@ -100,12 +141,15 @@ fn of_file(config: &Path) -> Result<Watched, SourceError> {
     Ok(watched)
 }
 
-/// As `run` with this flag alone would watch; the defaults are its own.
-fn of_flag(name: &str, value: &OsStr) -> Result<Watched, SourceError> {
-    let mut flag = OsString::from(name);
-    flag.push("=");
-    flag.push(value);
-    let given = Given::read(RunFlags::command(), std::iter::once(flag)).map_err(|error| match error {
+/// As `run` with these flags alone would watch; the defaults are its own.
+fn of_flags<'a>(flags: impl IntoIterator<Item = (&'a str, &'a OsStr)>) -> Result<Watched, SourceError> {
+    let flags = flags.into_iter().map(|(name, value)| {
+        let mut flag = OsString::from(name);
+        flag.push("=");
+        flag.push(value);
+        flag
+    });
+    let given = Given::read(RunFlags::command(), flags).map_err(|error| match error {
         GivenError::Usage(error) => SourceError::Usage(error.to_string()),
         GivenError::File(error) => {
             let cause = error.source().map_or_else(String::new, |source| format!(": {source}"));

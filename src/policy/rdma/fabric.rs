@@ -110,7 +110,7 @@ impl Fabric {
             }
         }
         for device in &present {
-            learned |= self.learn(device, &words, known);
+            learned |= self.learn(device, &mut words, known);
         }
         let gone = self.gone(round, known);
         let missing = gone.iter().any(|word| matches!(word.outcome, Outcome::Failure(..)));
@@ -213,13 +213,14 @@ impl Fabric {
         }
     }
 
-    fn learn(&self, device: &Device, words: &[PortWord], known: &mut KnownGood) -> bool {
+    /// What is good now is wanted from now on.
+    fn learn(&self, device: &Device, words: &mut [PortWord], known: &mut KnownGood) -> bool {
         let (Attr::Known(guid), Attr::Known(ports), false) = (&device.guid, &device.ports, device.virtual_function)
         else {
             return false;
         };
         let mut learned = false;
-        for word in words.iter().filter(|word| word.device == device.name) {
+        for word in words.iter_mut().filter(|word| word.device == device.name) {
             let Some(port) = ports.iter().find(|port| Some(port.number) == word.port) else { continue };
             let good = match &word.outcome {
                 Outcome::Success => true,
@@ -228,6 +229,9 @@ impl Fabric {
             };
             if good && !self.carries_default_route(netdev(port)) {
                 learned |= known.learn(*guid, port.number, device);
+                if word.wanted == Wanted::No && known.has(*guid, port.number) {
+                    word.wanted = Wanted::KnownGood;
+                }
             }
         }
         learned

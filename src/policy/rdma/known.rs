@@ -68,7 +68,7 @@ impl KnownGood {
                 };
                 same_place && device.guid.known().is_some_and(|now| *now != 0 && now != guid)
             };
-            guids.contains(guid) || !present.iter().any(|device| replaced(&device))
+            guids.contains(guid) || !present.iter().any(replaced)
         });
         self.ports.len() != before
     }
