@@ -168,8 +168,14 @@ fn each<'file, T>(
     Written { value: values, line: node.line }
 }
 
+/// What no GPU is called.
+pub const NO_ADDRESS: &str = "is no GPU: use a PCI address (0000:18:00.0), or a pattern (0000:1*)";
+
 /// A PCI address, or a pattern of some.
-fn address(text: &str) -> Result<String, String> {
+///
+/// # Errors
+/// When it is neither.
+pub fn address(text: &str) -> Result<String, String> {
     if let Some(address) = parse_pci(text) {
         return Ok(address);
     }
@@ -178,7 +184,7 @@ fn address(text: &str) -> Result<String, String> {
     if is_pattern {
         return Ok(text.to_ascii_lowercase());
     }
-    Err(format!("{} is no GPU: use a PCI address (0000:18:00.0), or a pattern (0000:1*)", echo(text)))
+    Err(format!("{} {NO_ADDRESS}", echo(text)))
 }
 
 fn smi(own: &mut Fields<'_, '_>, node: &Node) -> Option<Written<WrittenSmi>> {

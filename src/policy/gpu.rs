@@ -57,6 +57,8 @@ pub struct Look<'a> {
     pub absent: &'a [String],
     /// What the settings leave out.
     pub excluded: &'a BTreeSet<String>,
+    /// Why what is there cannot be told for sure, if so: then nothing counts as gone.
+    pub doubt: Option<&'a Reason>,
     /// What the tool said.
     pub tool: &'a Tool,
     /// Xid messages that hold.
@@ -125,7 +127,7 @@ impl GpuPolicy {
         for address in look.absent {
             each.insert(address.clone(), gone("is named in the settings and not there"));
         }
-        for address in &self.good {
+        for address in self.good.iter().filter(|_| look.doubt.is_none()) {
             each.entry(address.clone()).or_insert_with(|| gone("was there and is gone"));
         }
         let good = each.iter().filter(|(_, outcome)| matches!(outcome, Outcome::Success)).map(|(address, _)| address);
@@ -134,11 +136,13 @@ impl GpuPolicy {
         let devices: Vec<(&str, &Outcome)> =
             each.iter().map(|(address, outcome)| (address.as_str(), outcome)).collect();
         let none = || Reason::new("NoGpu", "there is no GPU that the settings select");
-        let outcome = match self.rule.count {
-            Some(0) if devices.is_empty() => Outcome::Success,
-            Some(_) | None => add_up(&devices, self.rule.require, none()),
+        let add_up = || add_up(&devices, self.rule.require, none());
+        let outcome = match (self.rule.count, look.doubt) {
+            (Some(0), None) if devices.is_empty() => Outcome::Success,
+            (Some(_) | None, None) => worse(add_up(), self.count(present, answer, look.excluded)),
+            (_, Some(doubt)) if devices.is_empty() => Outcome::Unknown(doubt.clone()),
+            (_, Some(doubt)) => worse(add_up(), Outcome::Unknown(doubt.clone())),
         };
-        let outcome = worse(outcome, self.count(present, answer, look.excluded));
         let outcome = worse(outcome, self.tool(look.tool));
         let unread = look.log_unread.map_or(Outcome::Success, |reason| Outcome::Warning(reason.clone()));
         (worse(outcome, unread), each.into_iter().collect())
@@ -274,7 +278,7 @@ mod tests {
     }
 
     fn look<'a>(on_bus: &'a BTreeMap<String, Option<OnBus>>, tool: &'a Tool, none: &'a BTreeSet<String>) -> Look<'a> {
-        Look { on_bus, absent: &[], excluded: none, tool, held: &[], log_unread: None }
+        Look { on_bus, absent: &[], excluded: none, doubt: None, tool, held: &[], log_unread: None }
     }
 
     fn said(stdout: &str, exit: i32) -> Tool {

@@ -71,6 +71,15 @@ pub struct Seen {
     pub unreachable: Option<String>,
 }
 
+/// A controller, and what was read of it; `None` if it did not answer in time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Looked {
+    /// Its name now.
+    pub name: String,
+    /// What was read.
+    pub seen: Option<Seen>,
+}
+
 /// What is asked of the controllers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NvmeRule {
@@ -94,6 +103,8 @@ pub struct NvmePolicy {
 /// What is remembered of a controller.
 #[derive(Debug)]
 struct Known {
+    /// As it was called last.
+    name: String,
     /// Was it ever live?
     good: bool,
     /// Since when it has not been live, without a break.
@@ -113,39 +124,46 @@ impl NvmePolicy {
 
     /// The outcome, and that of each controller.
     ///
-    /// `seen` holds those that are there and selected, by their names; `None` is one that did not answer in time. `absent` are those that the
-    /// settings name and that are not there.
+    /// `seen` holds those that are there and selected, by what stays of each when its name changes. `absent` are those that the settings name and
+    /// that are not there. Without `whole`, some could not be told apart, and none counts as gone.
     pub fn judge(
         &mut self,
-        seen: &BTreeMap<String, Option<Seen>>,
+        seen: &BTreeMap<String, Looked>,
         absent: &[String],
+        whole: bool,
         now: Instant,
     ) -> (Outcome, Vec<(String, Outcome)>) {
         let mut outcomes: Vec<(String, Outcome)> = Vec::new();
-        for (name, seen) in seen {
-            if self.known.len() >= MAX_KNOWN && !self.known.contains_key(name) {
+        for (lasting, looked) in seen {
+            if self.known.len() >= MAX_KNOWN && !self.known.contains_key(lasting) {
                 self.known.retain(|_, known| known.good);
             }
             let timeout = self.rule.timeout;
-            let known = self.known.entry(name.clone()).or_insert_with(|| Known::new(timeout));
-            let outcome = match seen {
+            let known = self.known.entry(lasting.clone()).or_insert_with(|| Known::new(timeout));
+            known.name.clone_from(&looked.name);
+            let outcome = match &looked.seen {
                 None => known.rounds.abandoned(),
                 Some(seen) => {
                     known.rounds.answered();
                     known.judge(seen, &self.rule, now)
                 }
             };
-            outcomes.push((name.clone(), outcome));
+            outcomes.push((looked.name.clone(), outcome));
         }
         let gone =
             |name: &str, why: &str| (name.to_owned(), Outcome::Failure(Reason::new("DeviceGone", why), Severity::Soft));
         outcomes.extend(absent.iter().map(|name| gone(name, "is named in the settings and not there")));
-        self.known.retain(|name, known| known.good || seen.contains_key(name));
-        let lost = self.known.iter_mut().filter(|(name, _)| !seen.contains_key(*name) && !absent.contains(name));
-        outcomes.extend(lost.map(|(name, known)| {
-            known.away_since.get_or_insert(now);
-            gone(name, "was live and is gone")
-        }));
+        if whole {
+            self.known.retain(|lasting, known| known.good || seen.contains_key(lasting));
+            let lost = self
+                .known
+                .iter_mut()
+                .filter(|(lasting, known)| !seen.contains_key(*lasting) && !absent.contains(&known.name));
+            outcomes.extend(lost.map(|(_, known)| {
+                known.away_since.get_or_insert(now);
+                gone(&known.name, "was live and is gone")
+            }));
+        }
         let devices: Vec<(&str, &Outcome)> = outcomes.iter().map(|(name, outcome)| (name.as_str(), outcome)).collect();
         let none = Reason::new("NoController", "there is no NVMe controller that the settings select");
         (add_up(&devices, self.rule.require, none), outcomes)
@@ -155,6 +173,7 @@ impl NvmePolicy {
 impl Known {
     fn new(timeout: Duration) -> Self {
         Self {
+            name: String::new(),
             good: false,
             away_since: None,
             rounds: Rounds::new(timeout),
@@ -253,12 +272,17 @@ mod tests {
         (outcome.name(), outcome.reason().map_or("", |reason| reason.code))
     }
 
+    fn there<const N: usize>(controllers: [(&str, Option<Seen>); N]) -> BTreeMap<String, Looked> {
+        let looked = |(name, seen): (&str, _)| (format!("id of {name}"), Looked { name: name.to_owned(), seen });
+        controllers.into_iter().map(looked).collect()
+    }
+
     /// One controller over time, a second a round.
     fn over_time(rounds: impl IntoIterator<Item = Option<Seen>>) -> Vec<(&'static str, &'static str)> {
         let (mut policy, start) = (policy(Require::All), some_instant());
         let rounds = rounds.into_iter().enumerate().map(|(second, seen)| {
             let now = start + u32::try_from(second).unwrap() * SECOND;
-            named(&policy.judge(&BTreeMap::from([("nvme0".to_owned(), seen)]), &[], now).0)
+            named(&policy.judge(&there([("nvme0", seen)]), &[], true, now).0)
         });
         rounds.collect()
     }
@@ -303,25 +327,36 @@ mod tests {
     #[test]
     fn what_was_live_or_is_named_is_missed_and_nothing_else_is() {
         let (mut policy, now) = (policy(Require::All), some_instant());
-        let both = BTreeMap::from([("nvme0".to_owned(), seen("live")), ("nvme1".to_owned(), seen("connecting"))]);
-        assert_eq!(named(&policy.judge(&both, &[], now).0), ("warning", "Connecting"));
-        let only = |name: &str| BTreeMap::from([(name.to_owned(), seen("live"))]);
-        assert_eq!(named(&policy.judge(&only("nvme0"), &[], now).0), ("success", ""), "nvme1 was never good");
-        let (outcome, each) = policy.judge(&only("nvme2"), &[], now);
+        let both = there([("nvme0", seen("live")), ("nvme1", seen("connecting"))]);
+        assert_eq!(named(&policy.judge(&both, &[], true, now).0), ("warning", "Connecting"));
+        let only = |name: &str| there([(name, seen("live"))]);
+        assert_eq!(named(&policy.judge(&only("nvme0"), &[], true, now).0), ("success", ""), "nvme1 was never good");
+        let (outcome, each) = policy.judge(&only("nvme2"), &[], true, now);
         assert!(
             matches!(&outcome, Outcome::Failure(reason, Severity::Soft) if reason.code == "DeviceGone"),
             "{each:?}"
         );
-        assert_eq!(named(&policy.judge(&both, &["PHX1".to_owned()], now).0).0, "failure");
+        assert_eq!(named(&policy.judge(&both, &["PHX1".to_owned()], true, now).0).0, "failure");
+        assert_eq!(named(&policy.judge(&only("nvme2"), &[], false, now).0), ("success", ""), "unread is no absence");
+    }
+
+    #[test]
+    fn a_controller_that_comes_back_under_another_name_is_not_missed() {
+        let (mut policy, now) = (policy(Require::All), some_instant());
+        policy.judge(&there([("nvme0", seen("live"))]), &[], true, now);
+        assert_eq!(policy.judge(&BTreeMap::new(), &[], true, now).0.name(), "failure");
+        let renamed = Looked { name: "nvme3".into(), seen: seen("live") };
+        let (outcome, each) = policy.judge(&BTreeMap::from([("id of nvme0".into(), renamed)]), &[], true, now);
+        assert_eq!((outcome, each.len()), (Outcome::Success, 1));
     }
 
     #[test]
     fn no_controller_at_all_is_a_failure_and_one_of_two_can_be_enough() {
         let now = some_instant();
-        assert_eq!(named(&policy(Require::Any).judge(&BTreeMap::new(), &[], now).0), ("failure", "NoController"));
-        let paths = BTreeMap::from([("nvme0".to_owned(), seen("live")), ("nvme1".to_owned(), seen("dead"))]);
-        assert_eq!(named(&policy(Require::Any).judge(&paths, &[], now).0), ("warning", "ControllerDead"));
-        assert_eq!(named(&policy(Require::All).judge(&paths, &[], now).0), ("failure", "ControllerDead"));
+        assert_eq!(named(&policy(Require::Any).judge(&BTreeMap::new(), &[], true, now).0), ("failure", "NoController"));
+        let paths = there([("nvme0", seen("live")), ("nvme1", seen("dead"))]);
+        assert_eq!(named(&policy(Require::Any).judge(&paths, &[], true, now).0), ("warning", "ControllerDead"));
+        assert_eq!(named(&policy(Require::All).judge(&paths, &[], true, now).0), ("failure", "ControllerDead"));
     }
 
     #[test]

@@ -13,7 +13,6 @@ pub mod nvme;
 pub mod observed;
 pub mod rdma;
 pub mod runner;
-pub mod together;
 pub mod tree;
 
 use crate::policy::outcome::Outcome;

@@ -33,7 +33,7 @@ use std::process::ExitCode;
        csi-warden probe [FLAGS] --config FILE [--probe NAME,…]
        csi-warden probe [FLAGS] --csi-address PATH
        csi-warden probe [FLAGS] --health-file PATH
-       csi-warden probe [FLAGS] --type rdma [--device SELECTOR,…]"
+       csi-warden probe [FLAGS] --type TYPE [--device SELECTOR,…]"
 )]
 pub struct ProbeFlags {
     /// Ask the probes of this settings file, as `csi-warden run` would; its groups and thresholds count
@@ -48,11 +48,11 @@ pub struct ProbeFlags {
     /// Read this health file
     #[arg(long, value_name = "PATH", help_heading = "What is asked")]
     health_file: Option<PathBuf>,
-    /// Ask the hardware, by the defaults of this type of probe: rdma
+    /// Ask the hardware, by the defaults of this type of probe: rdma, nvme, gpu or kmsg
     #[arg(long, value_name = "TYPE", help_heading = "What is asked")]
     r#type: Option<String>,
-    /// With --type: only these devices, by name, pattern, node GUID or PCI address, separated by commas. One that is named must be
-    /// there [default: every device]
+    /// With --type: only these devices, separated by commas; by name, pattern or address, as `devices` in a settings file. One
+    /// that is named must be there [default: every device]
     #[arg(long, value_name = "SELECTOR,…", help_heading = "What is asked")]
     device: Option<String>,
     /// Where the host's /sys is mounted, for probes of hardware
@@ -182,7 +182,7 @@ fn contradiction(flags: &ProbeFlags, command: &[OsString]) -> Option<String> {
     match source::given(flags, command).as_slice() {
         [] => {
             return Some(
-                "nothing to ask: give -- COMMAND [ARGUMENT…], --config FILE, --csi-address PATH, --health-file PATH or --type rdma"
+                "nothing to ask: give -- COMMAND [ARGUMENT…], --config FILE, --csi-address PATH, --health-file PATH or --type TYPE"
                     .to_owned(),
             );
         }

@@ -2,9 +2,14 @@
 
 use super::ProbeFlags;
 use crate::cli::run::{Given, GivenError, RunFlags};
-use crate::config::probes::{HostTree, OnFailure, ProbeKind, ProbeSettings, RdmaSettings};
+use crate::config::gpu::{self, WrittenGpu};
+use crate::config::kmsg::WrittenKmsg;
+use crate::config::nvme::WrittenNvme;
+use crate::config::probes::{HostTree, KmsgSettings, NvmeSettings, OnFailure, ProbeKind, ProbeSettings, RdmaSettings};
 use crate::config::settings;
 use crate::config::watched::{DEFAULT_TIMEOUT, Watched};
+use crate::policy::kernel_log::Since;
+use crate::policy::nvme_selector;
 use crate::policy::probe_verdict::Thresholds;
 use crate::policy::rdma::rules::RdmaRules;
 use crate::policy::rdma::selector::Selector;
@@ -99,24 +104,49 @@ fn alone(name: &str, kind: ProbeKind, period: Duration, timeout: Duration) -> Wa
 
 /// One probe with the defaults of its type.
 fn of_type(kind: &str, flags: &ProbeFlags, period: Duration, timeout: Duration) -> Result<Watched, SourceError> {
-    if kind != "rdma" {
-        return Err(SourceError::Usage(format!(
-            "--type={kind:?} is unknown: use rdma; other types have flags of their own, or need --config"
-        )));
-    }
-    let mut rules = RdmaRules { details: true, ..RdmaRules::default() };
-    if let Some(words) = &flags.device {
-        for word in words.split(',').map(str::trim).filter(|word| !word.is_empty()) {
-            let selector = Selector::parse(word);
-            let selector = selector.map_err(|message| SourceError::Usage(format!("--device: {word:?} {message}")))?;
-            rules.devices.push(selector);
-        }
-        if rules.devices.is_empty() {
-            return Err(SourceError::Usage("--device names no device: leave it out for every device".to_owned()));
-        }
+    let words = flags.device.as_deref().map(|words| words.split(',').map(str::trim).filter(|word| !word.is_empty()));
+    let words: Vec<&str> = words.into_iter().flatten().collect();
+    if flags.device.is_some() && words.is_empty() {
+        return Err(SourceError::Usage("--device names no device: leave it out for every device".to_owned()));
     }
     let host = HostTree { sysfs: flags.sysfs_root.clone(), dev: flags.dev_root.clone(), proc: flags.proc_root.clone() };
-    Ok(alone(kind, ProbeKind::Rdma(RdmaSettings { host, rules }), period, timeout))
+    let kind_of = match kind {
+        "rdma" => {
+            let devices = each(&words, Selector::parse)?;
+            ProbeKind::Rdma(RdmaSettings { host, rules: RdmaRules { devices, details: true, ..RdmaRules::default() } })
+        }
+        "nvme" => {
+            let devices = each(&words, nvme_selector::Selector::parse)?;
+            ProbeKind::Nvme(NvmeSettings { devices, ..WrittenNvme::default().settings(&host, timeout) })
+        }
+        "gpu" => {
+            let mut gpu = WrittenGpu::default().settings(&host, timeout);
+            gpu.select.devices = each(&words, |word| gpu::address(word).map_err(|_| gpu::NO_ADDRESS.to_owned()))?;
+            ProbeKind::Gpu(gpu)
+        }
+        "kmsg" if words.is_empty() => {
+            // Who asks once wants to know what has happened.
+            ProbeKind::Kmsg(KmsgSettings { since: Since::Boot, ..WrittenKmsg::default().settings(&host) })
+        }
+        "kmsg" => {
+            return Err(SourceError::Usage(
+                "--device is not for --type kmsg: the log is that of all devices".to_owned(),
+            ));
+        }
+        _ => {
+            return Err(SourceError::Usage(format!(
+                "--type={kind:?} is unknown: use rdma, nvme, gpu or kmsg; other types have flags of their own, or need --config"
+            )));
+        }
+    };
+    Ok(alone(kind, kind_of, period, timeout))
+}
+
+fn each<T>(words: &[&str], parse: impl Fn(&str) -> Result<T, String>) -> Result<Vec<T>, SourceError> {
+    let parsed = words
+        .iter()
+        .map(|word| parse(word).map_err(|message| SourceError::Usage(format!("--device: {word:?} {message}"))));
+    parsed.collect()
 }
 
 fn of_file(config: &Path, flags: &ProbeFlags) -> Result<Watched, SourceError> {

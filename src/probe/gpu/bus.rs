@@ -4,12 +4,17 @@ use crate::config::probes::GpuSelect;
 use crate::policy::gpu::OnBus;
 use crate::policy::outcome::Reason;
 use crate::policy::rdma::selector::{matches_glob, parse_pci};
-use crate::probe::attribute::{attribute, bytes, names};
+use crate::probe::attribute::{attribute, link_name};
+use crate::probe::tree::Tree;
+use rustix::io::Errno;
 use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Display controllers: VGA, 3D and others.
 const DISPLAY: &str = "0x03";
+
+/// The kernel's folder of them.
+const DEVICES: &str = "bus/pci/devices";
 
 /// The GPUs that are there.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -20,6 +25,8 @@ pub struct Listed {
     pub excluded: BTreeSet<String>,
     /// Addresses that they name and that are not there.
     pub absent: Vec<String>,
+    /// Why what is there cannot be told for sure, if so.
+    pub doubt: Option<Reason>,
 }
 
 /// The GPUs under `sysfs`. None of them is opened: what is read here the kernel knows by itself.
@@ -27,9 +34,11 @@ pub struct Listed {
 /// # Errors
 /// Why it is not known what is there.
 pub fn list(sysfs: &Path, select: &GpuSelect) -> Result<Listed, Reason> {
-    let folder = sysfs.join("bus/pci/devices");
-    let found = names(&folder)
-        .map_err(|error| Reason::new("SysfsUnreadable", format!("cannot read {}: {error}", folder.display())))?;
+    let unread = |path: &str, error: Errno| {
+        Reason::new("SysfsUnreadable", format!("cannot read {}: {error}", sysfs.join(path).display()))
+    };
+    let tree = Tree::open(sysfs).map_err(|error| unread("", error))?;
+    let found = tree.list(DEVICES).map_err(|error| unread(DEVICES, error))?;
     let matches =
         |words: &[String], address: &str| words.iter().any(|word| matches_glob(word.as_bytes(), address.as_bytes()));
     let mut listed = Listed::default();
@@ -38,17 +47,26 @@ pub fn list(sysfs: &Path, select: &GpuSelect) -> Result<Listed, Reason> {
             listed.excluded.insert(address);
             continue;
         }
-        let read = |name| attribute(&folder.join(&address).join(name)).unwrap_or_default();
+        let mut doubt = None;
+        let mut read = |name| match attribute(&tree, &format!("{DEVICES}/{address}/{name}")) {
+            Ok(value) => value,
+            Err(error) => {
+                // One that is removed just now is no doubt.
+                doubt = (error != Errno::NOENT).then(|| unread(&format!("{DEVICES}/{address}"), error));
+                String::new()
+            }
+        };
         let vendor = read("vendor").strip_prefix("0x").and_then(|vendor| u16::from_str_radix(vendor, 16).ok());
         let is_gpu =
-            vendor.is_some_and(|vendor| select.vendors.contains(&vendor)) && read("class").starts_with(DISPLAY);
+            read("class").starts_with(DISPLAY) && vendor.is_some_and(|vendor| select.vendors.contains(&vendor));
+        listed.doubt = listed.doubt.or(doubt);
         if is_gpu && (select.devices.is_empty() || matches(&select.devices, &address)) {
             listed.selected.insert(address);
         } else {
             listed.excluded.insert(address);
         }
     }
-    let names_one = |word: &&String| !word.contains(['*', '?']);
+    let names_one = |word: &&String| listed.doubt.is_none() && !word.contains(['*', '?']);
     let missed = select.devices.iter().filter(names_one).filter(|word| !listed.selected.contains(*word));
     listed.absent = missed.cloned().collect();
     Ok(listed)
@@ -56,13 +74,14 @@ pub fn list(sysfs: &Path, select: &GpuSelect) -> Result<Listed, Reason> {
 
 /// What PCI says of one GPU. Reading its configuration space asks the device itself, and may block.
 pub fn on_bus(sysfs: &Path, address: &str) -> OnBus {
-    let folder = sysfs.join("bus/pci/devices").join(address);
-    let driver = std::fs::read_link(folder.join("driver")).ok();
-    let driver = driver.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+    let Ok(tree) = Tree::open(sysfs) else { return OnBus::default() };
+    let folder = format!("{DEVICES}/{address}");
+    let driver = link_name(&tree, &format!("{folder}/driver"));
     // A sleeping GPU would be woken for nothing.
-    let asleep = attribute(&folder.join("power/runtime_status")).is_ok_and(|status| status == "suspended");
-    let vendor = if asleep { None } else { bytes(&folder.join("config")).ok().filter(|bytes| bytes.len() >= 2) };
-    OnBus { answers: vendor.map(|bytes| bytes[..2] != [0xff, 0xff]), driver }
+    let asleep = attribute(&tree, &format!("{folder}/power/runtime_status")).is_ok_and(|status| status == "suspended");
+    let mut vendor = [0; 2];
+    let read = !asleep && tree.read_bytes(&format!("{folder}/config"), &mut vendor) == Ok(2);
+    OnBus { answers: read.then_some(vendor != [0xff, 0xff]), driver }
 }
 
 #[cfg(test)]

@@ -4,11 +4,11 @@ pub mod bus;
 
 use super::Probe;
 use super::exec::{Command, output};
+use super::join::join_all;
 use super::kmsg::log::KernelLog;
 use super::kmsg::told;
 use super::lane::{Abandoned, Lane};
 use super::observed::{Observed, judged};
-use super::together::{Boxed, together};
 use crate::config::probes::GpuSettings;
 use crate::policy::gpu::{self, GpuPolicy, OnBus, Tool};
 use crate::policy::kernel_log::KernelLogPolicy;
@@ -18,6 +18,7 @@ use bus::{Listed, list, on_bus};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -66,19 +67,23 @@ impl Gpu {
         let (sysfs, select) = (self.settings.host.sysfs.clone(), self.settings.select.clone());
         let listed = self.lane.run(timeout, move || list(&sysfs, &select)).await?;
         let Ok(there) = &listed else { return Ok((listed, BTreeMap::new())) };
-        self.lanes.retain(|address, _| there.selected.contains(address));
+        // A thread that is stuck in the kernel is not replaced by another one.
+        self.lanes.retain(|address, lane| there.selected.contains(address) || lane.is_busy());
         for address in &there.selected {
             self.lanes.entry(address.clone()).or_insert_with(|| Lane::new(address.as_str()));
         }
         let sysfs = &self.settings.host.sysfs;
-        let looks = self.lanes.iter_mut().map(|(address, lane)| {
-            let (sysfs, wanted) = (sysfs.clone(), address.clone());
-            let left = deadline.saturating_duration_since(tokio::time::Instant::now());
-            let look: Boxed<'_, _> =
-                Box::pin(async move { (address.clone(), lane.run(left, move || on_bus(&sysfs, &wanted)).await.ok()) });
-            look
-        });
-        let on_bus = together(looks.collect()).await.into_iter().collect();
+        let looks =
+            self.lanes.iter_mut().filter(|(address, _)| there.selected.contains(*address)).map(|(address, lane)| {
+                let (sysfs, wanted) = (sysfs.clone(), address.clone());
+                let left = deadline.saturating_duration_since(tokio::time::Instant::now());
+                let look: Pin<Box<dyn Future<Output = _> + Send + '_>> =
+                    Box::pin(
+                        async move { (address.clone(), lane.run(left, move || on_bus(&sysfs, &wanted)).await.ok()) },
+                    );
+                look
+            });
+        let on_bus = join_all(looks.collect()).await.into_iter().collect();
         Ok((listed, on_bus))
     }
 }
@@ -118,6 +123,7 @@ impl Probe for Gpu {
             on_bus: &seen.on_bus,
             absent: &listed.absent,
             excluded: &listed.excluded,
+            doubt: listed.doubt.as_ref(),
             tool: &seen.tool,
             held: self.log_policy.held(now),
             log_unread: seen.log_unread.as_ref(),
@@ -260,6 +266,11 @@ mod tests {
         assert_eq!(said(&mut probe, TIMEOUT).await, ("failure", "OffTheBus"));
         device(root.path(), "0000:17:00.0", "0x10de\n", "0x030200\n", &[0xde, 0x10, 0, 0]);
         assert_eq!(said(&mut probe, TIMEOUT).await, ("success", ""));
+        // A folder in its place cannot be read as a file.
+        let vendor = root.path().join("bus/pci/devices/0000:17:00.0/vendor");
+        fs::remove_file(&vendor).unwrap();
+        fs::create_dir(&vendor).unwrap();
+        assert_eq!(said(&mut probe, TIMEOUT).await, ("unknown", "SysfsUnreadable"), "unread is no absence");
         fs::remove_dir_all(root.path().join("bus/pci/devices/0000:17:00.0")).unwrap();
         assert_eq!(said(&mut probe, TIMEOUT).await, ("failure", "DeviceGone"));
         fs::remove_dir_all(root.path().join("bus")).unwrap();

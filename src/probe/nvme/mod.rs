@@ -5,16 +5,17 @@ mod admin;
 pub mod read;
 
 use super::Probe;
+use super::join::join_all;
 use super::lane::{Abandoned, Lane};
 use super::observed::{Observed, judged};
-use super::together::{Boxed, together};
 use crate::config::probes::NvmeSettings;
-use crate::policy::nvme::{NvmePolicy, Seen, Smart, State};
+use crate::policy::nvme::{Looked, NvmePolicy, Seen, Smart, State};
 use crate::policy::outcome::{Outcome, Reason};
 use read::{Controller, Listed, controller, list, smart};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,8 @@ pub struct Nvme {
     policy: NvmePolicy,
     lane: Lane,
     lanes: BTreeMap<String, Lanes>,
+    /// What stays of each when its name changes, by its name; kept for when it cannot be read.
+    lasting: BTreeMap<String, String>,
     observed: Option<Arc<Observed>>,
 }
 
@@ -49,6 +52,7 @@ impl Nvme {
             policy: NvmePolicy::new(settings.rule.clone()),
             lane: Lane::new("nvme"),
             lanes: BTreeMap::new(),
+            lasting: BTreeMap::new(),
             observed: None,
         }
     }
@@ -63,20 +67,21 @@ impl Probe for Nvme {
             (self.settings.host.sysfs.clone(), self.settings.devices.clone(), self.settings.exclude.clone());
         let listed = self.lane.run(timeout, move || list(&sysfs, &devices, &exclude)).await?;
         let names: Vec<String> =
-            listed.iter().flat_map(|listed| &listed.selected).map(|identity| identity.name.clone()).collect();
+            listed.iter().flat_map(|listed| &listed.selected).map(|(identity, _)| identity.name.clone()).collect();
         if listed.is_ok() {
-            self.lanes.retain(|name, _| names.contains(name));
+            // A thread that is stuck in the kernel is not replaced by another one.
+            self.lanes.retain(|name, lanes| names.contains(name) || lanes.sysfs.is_busy() || lanes.drive.is_busy());
         }
         for name in &names {
             self.lanes.entry(name.clone()).or_insert_with(|| Lanes::new(name));
         }
         let settings = &self.settings;
         let looks = self.lanes.iter_mut().filter(|(name, _)| names.contains(name)).map(|(name, lanes)| {
-            let look: Boxed<'_, _> =
+            let look: Pin<Box<dyn Future<Output = _> + Send + '_>> =
                 Box::pin(async move { (name.clone(), lanes.look(settings, name, deadline).await) });
             look
         });
-        let controllers = together(looks.collect()).await.into_iter().collect();
+        let controllers = join_all(looks.collect()).await.into_iter().collect();
         Ok(Look { listed, controllers })
     }
 
@@ -93,9 +98,23 @@ impl Probe for Nvme {
             smart: smart.clone(),
             unreachable: controller.unreachable(),
         };
-        let controllers =
-            seen.controllers.iter().map(|(name, seen)| (name.clone(), seen.as_ref().map(facts))).collect();
-        let (outcome, each) = self.policy.judge(&controllers, &listed.absent, now);
+        let mut controllers: BTreeMap<String, Looked> = BTreeMap::new();
+        for (identity, lasting) in &listed.selected {
+            let name = &identity.name;
+            let kept = self.lasting.entry(name.clone()).or_insert_with(|| name.clone());
+            if let Some(lasting) = lasting {
+                kept.clone_from(lasting);
+            }
+            let mut key = kept.clone();
+            // Two ways to one port cannot be told apart but by their order.
+            while controllers.contains_key(&key) {
+                key.push('+');
+            }
+            let seen = seen.controllers.get(name).and_then(Option::as_ref).map(facts);
+            controllers.insert(key, Looked { name: name.clone(), seen });
+        }
+        self.lasting.retain(|name, _| seen.controllers.contains_key(name));
+        let (outcome, each) = self.policy.judge(&controllers, &listed.absent, listed.whole, now);
         let shown = each.into_iter().map(|(name, outcome)| {
             let mut map = judged(&outcome);
             if let Some(Some((controller, smart))) = seen.controllers.get(&name) {
@@ -165,10 +184,10 @@ fn show(map: &mut serde_json::Map<String, Value>, controller: &Controller, smart
             map.insert("mediaErrors".to_owned(), json!(errors));
         }
         Smart::NotPermitted(reason) | Smart::Unread(reason) => {
-            map.insert("smart".to_owned(), json!(reason.message));
+            map.insert("smart".to_owned(), json!(reason.code));
         }
         Smart::Silent => {
-            map.insert("smart".to_owned(), json!("no answer"));
+            map.insert("smart".to_owned(), json!("NotAnswering"));
         }
         Smart::NotAsked => {}
     }
@@ -286,6 +305,24 @@ mod tests {
         assert_eq!(said(&mut probe, TIMEOUT).await, ("unknown", "StateUnreadable"));
         assert_eq!(probe.observed().unwrap()["nvme0"]["outcome"], json!("success"));
         drop(writer);
+    }
+
+    #[tokio::test]
+    async fn a_serial_number_that_cannot_be_read_is_no_absence() {
+        let tree = Tree::new();
+        tree.controller("nvme0", &[("state", "live"), ("serial", "PHX1"), ("cntlid", "0")]);
+        let mut probe = Nvme::new(&tree.settings(&["PHX1", "nvme*"], &[], false));
+        assert_eq!(said(&mut probe, TIMEOUT).await, ("success", ""));
+        // A folder in its place cannot be read as a file.
+        fs::remove_file(tree.folder("nvme0").join("serial")).unwrap();
+        fs::create_dir(tree.folder("nvme0").join("serial")).unwrap();
+        assert_eq!(said(&mut probe, TIMEOUT).await, ("success", ""));
+        fs::remove_dir(tree.folder("nvme0").join("serial")).unwrap();
+        fs::rename(tree.folder("nvme0"), tree.folder("nvme5")).unwrap();
+        tree.controller("nvme5", &[("serial", "PHX1")]);
+        assert_eq!(said(&mut probe, TIMEOUT).await, ("success", ""), "back under another name");
+        tree.controller("nvme5", &[("serial", "PHX2")]);
+        assert_eq!(said(&mut probe, TIMEOUT).await, ("failure", "DeviceGone"));
     }
 
     #[tokio::test]

@@ -6,12 +6,13 @@ use crate::policy::nvme_selector::{Identity, Selector};
 use crate::policy::outcome::Reason;
 use crate::policy::rdma::selector::parse_pci;
 use crate::policy::smart::SmartLog;
-use crate::probe::attribute::{attribute, names};
-use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, major, minor, openat};
+use crate::probe::attribute::{attribute, link_name};
+use crate::probe::tree::Tree;
+use rustix::fs::{FileType, OFlags, Stat, fstat, major, minor};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::os::fd::OwnedFd;
+use std::path::Path;
 
 /// Controllers that are looked at; no machine has more.
 const MAX_CONTROLLERS: usize = 512;
@@ -19,13 +20,18 @@ const MAX_CONTROLLERS: usize = 512;
 /// Namespaces of one controller that are shown.
 const MAX_NAMESPACES: usize = 64;
 
+/// The kernel's folder of them.
+const CLASS: &str = "class/nvme";
+
 /// The controllers that are there.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Those that the settings select.
-    pub selected: Vec<Identity>,
+    /// Those that the settings select, each with what stays when names change.
+    pub selected: Vec<(Identity, Option<String>)>,
     /// Words of the settings that name one which is not there.
     pub absent: Vec<String>,
+    /// Whether all of it could be read: one whose serial number cannot be read may be the one that is missed.
+    pub whole: bool,
 }
 
 /// The controllers under `sysfs`, as the settings select them; no word is every controller. One that is excluded by its name is not read
@@ -34,36 +40,31 @@ pub struct Listed {
 /// # Errors
 /// Why it is not known what is there.
 pub fn list(sysfs: &Path, devices: &[Selector], exclude: &[Selector]) -> Result<Listed, Reason> {
-    let folder = sysfs.join("class/nvme");
-    let unread = |path: &Path, error: io::Error| {
+    let unread = |path: &str, error: Errno| {
+        let path = sysfs.join(path);
         Reason::new("SysfsUnreadable", format!("cannot read {}: {error}", path.display()))
     };
-    let found = match names(&folder) {
-        Ok(found) => found,
+    let tree = Tree::open(sysfs).map_err(|error| unread("", error))?;
+    let found = match tree.list(CLASS) {
         // Without the driver there is no such class; without its parent there is no sysfs.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => match names(&sysfs.join("class")) {
-            Ok(_) => Vec::new(),
-            Err(error) => return Err(unread(&sysfs.join("class"), error)),
-        },
-        Err(error) => return Err(unread(&folder, error)),
+        Err(Errno::NOENT) => tree.list("class").map(|_| Vec::new()).map_err(|error| unread("class", error))?,
+        found => found.map_err(|error| unread(CLASS, error))?,
     };
-    let mut all_known = true;
+    let mut whole = true;
     let mut there = Vec::new();
     let controllers = found.into_iter().filter(|name| is_controller(name)).take(MAX_CONTROLLERS);
     for name in controllers.filter(|name| !exclude.iter().any(|selector| selector.selects_name(name))) {
-        let (identity, whole) = identity(&folder.join(&name), name);
-        all_known &= whole;
+        let (identity, lasting) = identity(&tree, name);
+        whole &= lasting.is_some();
         if !exclude.iter().any(|selector| selector.selects(&identity)) {
-            there.push(identity);
+            there.push((identity, lasting));
         }
     }
-    // One whose serial number cannot be read may be the one that is missed.
     let missed =
-        |selector: &&Selector| selector.names_one() && all_known && !there.iter().any(|one| selector.selects(one));
+        |selector: &&Selector| selector.names_one() && whole && !there.iter().any(|(one, _)| selector.selects(one));
     let absent = devices.iter().filter(missed).map(ToString::to_string).collect();
-    let selected = |one: &Identity| devices.is_empty() || devices.iter().any(|selector| selector.selects(one));
-    there.retain(selected);
-    Ok(Listed { selected: there, absent })
+    there.retain(|(one, _)| devices.is_empty() || devices.iter().any(|selector| selector.selects(one)));
+    Ok(Listed { selected: there, absent, whole })
 }
 
 fn is_controller(name: &str) -> bool {
@@ -71,23 +72,29 @@ fn is_controller(name: &str) -> bool {
         .is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// What tells the controller from others, and whether all of that could be read.
-fn identity(folder: &Path, name: String) -> (Identity, bool) {
+/// What tells the controller from others, and what of that stays when it comes back under another name; `None` if that could not be read.
+fn identity(tree: &Tree, name: String) -> (Identity, Option<String>) {
     let mut whole = true;
-    let mut read = |attribute_name: &str| match attribute(&folder.join(attribute_name)) {
+    let mut read = |key: &str| match attribute(tree, &format!("{CLASS}/{name}/{key}")) {
         Ok(value) => value,
         Err(error) => {
-            whole &= error.kind() == io::ErrorKind::NotFound;
+            whole &= error == Errno::NOENT;
             String::new()
         }
     };
-    let (serial, subsysnqn, address) = (read("serial"), read("subsysnqn"), read("address"));
+    let (serial, subsysnqn, address, number) = (read("serial"), read("subsysnqn"), read("address"), read("cntlid"));
     // The link to the PCI device holds where the address is not to be read, too.
-    let device = std::fs::read_link(folder.join("device")).ok();
-    let device = device.as_deref().and_then(Path::file_name).and_then(|name| name.to_str()).and_then(parse_pci);
+    let device = link_name(tree, &format!("{CLASS}/{name}/device"));
+    let device = device.as_deref().and_then(parse_pci);
     let pci = device.or_else(|| parse_pci(&address)).unwrap_or_default();
     let traddr = address.split(',').find_map(|part| part.strip_prefix("traddr=")).unwrap_or_default().to_owned();
-    (Identity { name, serial, pci, traddr, subsysnqn }, whole)
+    // A fabric's controller gets a new number each time it is connected, a drive keeps that of each of its ports.
+    let path = if pci.is_empty() { &traddr } else { &number };
+    let lasting = match (serial.as_str(), subsysnqn.as_str()) {
+        ("", "") => name.clone(),
+        _ => format!("{subsysnqn} {serial} {path}"),
+    };
+    (Identity { name, serial, pci, traddr, subsysnqn }, whole.then_some(lasting))
 }
 
 /// What the kernel says of one controller.
@@ -112,21 +119,26 @@ impl Controller {
 
 /// Reads one controller.
 pub fn controller(sysfs: &Path, name: &str) -> Controller {
-    let folder = sysfs.join("class/nvme").join(name);
-    let state = match attribute(&folder.join("state")) {
-        Ok(word) => Ok(State::parse(&word)),
-        Err(error) => Err(Reason::new("StateUnreadable", format!("its state cannot be read: {error}"))),
+    let unread = |error: Errno| Reason::new("StateUnreadable", format!("its state cannot be read: {error}"));
+    let tree = match Tree::open(sysfs) {
+        Ok(tree) => tree,
+        Err(error) => {
+            return Controller { state: Err(unread(error)), shown: BTreeMap::new(), namespaces: BTreeMap::new() };
+        }
     };
+    let read = |key: &str| attribute(&tree, &format!("{CLASS}/{name}/{key}"));
+    let state = read("state").map(|word| State::parse(&word)).map_err(unread);
     let keys = ["state", "transport", "address", "serial", "model", "firmware_rev", "subsysnqn", "cntlid"];
-    let value = |key: &'static str| Some((key, attribute(&folder.join(key)).ok().filter(|value| !value.is_empty())?));
+    let value = |key: &'static str| Some((key, read(key).ok().filter(|value| !value.is_empty())?));
     let shown = keys.into_iter().filter_map(value).collect();
     let is_namespace = |entry: &String| {
         let rest = entry.strip_prefix(name);
         rest.is_some_and(|rest| rest.starts_with('n') || rest.starts_with('c') && rest.contains('n'))
     };
-    let entries = names(&folder).unwrap_or_default().into_iter().filter(is_namespace).take(MAX_NAMESPACES);
+    let entries = tree.list(&format!("{CLASS}/{name}")).unwrap_or_default();
+    let entries = entries.into_iter().filter(is_namespace).take(MAX_NAMESPACES);
     let namespaces = entries.map(|entry| {
-        let ana = attribute(&folder.join(&entry).join("ana_state")).ok();
+        let ana = read(&format!("{entry}/ana_state")).ok();
         (entry, ana)
     });
     Controller { state, shown, namespaces: namespaces.collect() }
@@ -135,7 +147,7 @@ pub fn controller(sysfs: &Path, name: &str) -> Controller {
 /// Asks the drive for its SMART log.
 pub fn smart(sysfs: &Path, dev: &Path, name: &str) -> Smart {
     let path = dev.join(name);
-    match open(sysfs, &path, name) {
+    match open(sysfs, dev, name) {
         Ok(controller) => match smart_log(controller) {
             Ok(page) => match SmartLog::parse(&page[..]) {
                 Ok(log) => Smart::Log(log),
@@ -150,18 +162,20 @@ pub fn smart(sysfs: &Path, dev: &Path, name: &str) -> Smart {
     }
 }
 
-/// The controller's device file, if it is that.
-fn open(sysfs: &Path, path: &PathBuf, name: &str) -> Result<std::os::fd::OwnedFd, Errno> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW;
-    let file = openat(CWD, path, flags, Mode::empty())?;
-    let stat = fstat(&file)?;
-    let numbers = attribute(&sysfs.join("class/nvme").join(name).join("dev")).unwrap_or_default();
-    let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
-    // No command may go to another device that has got the name.
-    if !is_device || numbers != format!("{}:{}", major(stat.st_rdev), minor(stat.st_rdev)) {
+/// The controller's device file, if it is that: no command may go to another device that has got the name.
+fn open(sysfs: &Path, dev: &Path, name: &str) -> Result<OwnedFd, Errno> {
+    let numbers = attribute(&Tree::open(sysfs)?, &format!("{CLASS}/{name}/dev")).unwrap_or_default();
+    let is_it = |stat: &Stat| {
+        let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
+        is_device && numbers == format!("{}:{}", major(stat.st_rdev), minor(stat.st_rdev))
+    };
+    let tree = Tree::open(dev)?;
+    // Some devices act on being opened, so it is looked at first, and again once it is open.
+    if !is_it(&tree.stat(name)?) {
         return Err(Errno::NOTTY);
     }
-    Ok(file)
+    let file = tree.lookup(name, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW)?;
+    if is_it(&fstat(&file)?) { Ok(file) } else { Err(Errno::NOTTY) }
 }
 
 fn refused(path: &Path, error: AdminError) -> Smart {
