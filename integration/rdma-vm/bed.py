@@ -100,6 +100,11 @@ class Bed:
         lines = self.vm.sh("cat /tmp/clock.log").splitlines()
         return [(int(at) / 1e6, what) for at, what in (line.split() for line in lines)]
 
+    def stood_still(self) -> list[tuple[float, float]]:
+        """When the machine stood still, by `clock late`: each end by the kernel's clock, and how long."""
+        lines = self.vm.sh("cat /tmp/late.log").splitlines()
+        return [(int(end) / 1e6, int(lasted) / 1e6) for end, lasted in (line.split() for line in lines)]
+
     def put(self, path: str, text: str) -> float:
         """Writes `text` into a file; returns when, by the kernel's clock."""
         return int(self.vm.sh(f"clock put {path} {text}")) / 1e6

@@ -1,10 +1,12 @@
 /* The kernel's clock, in microseconds since boot, of what happens in the virtual machine.
  *
  *   clock watch FOLDER NAME    a line for each time that NAME appears in FOLDER or goes: MICROSECONDS shown|gone
+ *   clock late MILLISECONDS    a line for each time that the machine stood still for longer: MICROSECONDS, then for how many
  *   clock put FILE TEXT        writes TEXT into FILE, and prints when, taken before
  */
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/inotify.h>
 #include <time.h>
@@ -38,6 +40,17 @@ static int watch(const char *folder, const char *name) {
     return 1;
 }
 
+static void late(long long limit) {
+    struct timespec moment = {0, 2000000};
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    for (;;) {
+        long long before = now();
+        nanosleep(&moment, NULL);
+        long long after = now();
+        if (after - before > limit) printf("%lld %lld\n", after, after - before);
+    }
+}
+
 static int put(const char *path, const char *text) {
     int file = open(path, O_WRONLY);
     if (file < 0) {
@@ -56,6 +69,7 @@ static int put(const char *path, const char *text) {
 int main(int count, char **words) {
     if (count == 4 && strcmp(words[1], "watch") == 0) return watch(words[2], words[3]);
     if (count == 4 && strcmp(words[1], "put") == 0) return put(words[2], words[3]);
-    fputs("usage: clock watch FOLDER NAME | clock put FILE TEXT\n", stderr);
+    if (count == 3 && strcmp(words[1], "late") == 0) late(atoll(words[2]) * 1000);
+    fputs("usage: clock watch FOLDER NAME | clock late MILLISECONDS | clock put FILE TEXT\n", stderr);
     return 2;
 }
