@@ -36,6 +36,10 @@ integration *OPTIONS:
 conformance *OPTIONS:
     integration/proxy/run {{ OPTIONS }}
 
+# A real kernel with RDMA and NVMe, emulated; needs the network on its first run. `just hardware --list` shows the checks
+hardware *OPTIONS:
+    integration/rdma-vm/run {{ OPTIONS }}
+
 # The image, into the local store (needs Docker with BuildKit)
 image TAG="csi-warden:dev":
     docker buildx build --build-arg REVISION="$(git rev-parse HEAD)" --load --tag {{ TAG }} .

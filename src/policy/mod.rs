@@ -20,6 +20,8 @@ pub mod probe_verdict;
 pub mod rdma;
 pub mod reaction;
 pub mod registration;
+pub mod repeats;
+pub mod rereads;
 pub mod round;
 pub mod smart;
 pub mod smi;

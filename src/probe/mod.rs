@@ -8,6 +8,7 @@ pub mod health_file;
 pub mod join;
 pub mod kmsg;
 pub mod lane;
+pub mod link_events;
 pub mod nvme;
 pub mod observed;
 pub mod rdma;
@@ -16,6 +17,7 @@ mod session;
 pub mod tree;
 
 use crate::policy::outcome::Outcome;
+use crate::policy::repeats::Events;
 use lane::Abandoned;
 use observed::Observed;
 use std::future::Future;
@@ -26,6 +28,9 @@ use std::time::{Duration, Instant};
 pub trait Probe: Send {
     /// What a look gives, before it is judged.
     type Seen: Send;
+
+    /// What [`Self::changed`] is worth.
+    const EVENTS: Events = Events::News;
 
     /// One look.
     ///

@@ -3,6 +3,7 @@
 use super::Probe;
 use super::observed::Observed;
 use crate::policy::outcome::{Outcome, Severity};
+use crate::policy::repeats::{Events, Repeats, Spacing};
 use crate::policy::round::{Rounds, Timing};
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -60,6 +61,7 @@ pub async fn run_rounds<P: Probe>(
     stop: CancellationToken,
 ) {
     let mut rounds = Rounds::new(schedule.timeout);
+    let mut repeats = Repeats::new(Spacing { confirm_interval: schedule.confirm_interval, period: schedule.period });
     let mut next = Instant::now();
     let mut confirm_at = None;
     let mut events_from = next;
@@ -75,6 +77,7 @@ pub async fn run_rounds<P: Probe>(
             () = async { probe.changed().await; sleep_until(events_from).await } => None,
         };
         let started = Instant::now();
+        let looks_again = planned.is_none() && P::EVENTS == Events::LookAgain;
         let late = planned.map_or(Duration::ZERO, |planned| started - planned);
         if confirm_at.is_some_and(|at| at <= started) {
             confirm_at = None;
@@ -97,9 +100,18 @@ pub async fn run_rounds<P: Probe>(
             }
             (None, Ok(seen)) => {
                 rounds.answered();
-                (probe.judge(seen, started.into_std()), probe.observed())
+                let word = probe.judge(seen, started.into_std());
+                let word = word.filter(|word| !looks_again || repeats.counts(word, started.into_std()));
+                (word.inspect(|word| repeats.counted(word, started.into_std())), probe.observed())
             }
-            (None, Err(_abandoned)) => (Some(rounds.abandoned()), None),
+            (None, Err(_abandoned)) => {
+                let counts = !looks_again || repeats.silence_counts(started.into_std());
+                let word = counts.then(|| {
+                    repeats.silent(started.into_std());
+                    rounds.abandoned()
+                });
+                (word, None)
+            }
         };
         match &outcome {
             Some(Outcome::Failure(_, Severity::Hard)) => {
@@ -161,6 +173,26 @@ mod tests {
         }
     }
 
+    struct LooksAgain(Script);
+
+    impl Probe for LooksAgain {
+        type Seen = Outcome;
+
+        const EVENTS: Events = Events::LookAgain;
+
+        async fn look(&mut self, timeout: Duration) -> Result<Outcome, Abandoned> {
+            self.0.look(timeout).await
+        }
+
+        fn judge(&mut self, seen: Outcome, now: std::time::Instant) -> Option<Outcome> {
+            self.0.judge(seen, now)
+        }
+
+        async fn changed(&mut self) {
+            self.0.changed().await;
+        }
+    }
+
     fn schedule(failure_threshold: u32) -> Schedule {
         Schedule {
             period: Duration::from_secs(30),
@@ -180,12 +212,39 @@ mod tests {
 
     impl Bed {
         fn start(says: Outcome, takes: Duration, failure_threshold: u32) -> Self {
+            Self::run(says, takes, schedule(failure_threshold), |script| script)
+        }
+
+        /// With a probe whose events say "look again".
+        fn looking_again(says: Outcome, schedule: Schedule) -> Self {
+            Self::run(says, Duration::ZERO, schedule, LooksAgain)
+        }
+
+        fn run<P: Probe + 'static>(
+            says: Outcome,
+            takes: Duration,
+            schedule: Schedule,
+            probe: impl FnOnce(Script) -> P,
+        ) -> Self {
             let (runs, event, stop) = (Arc::default(), Arc::new(Notify::new()), CancellationToken::new());
             let (sender, reports) = mpsc::channel(1000);
-            let probe = Script { runs: Arc::clone(&runs), says, event: Arc::clone(&event), takes };
+            let probe = probe(Script { runs: Arc::clone(&runs), says, event: Arc::clone(&event), takes });
             #[expect(clippy::disallowed_methods, reason = "a test's own task")]
-            tokio::spawn(run_rounds(RunnerId(0), probe, schedule(failure_threshold), sender, stop.clone()));
+            tokio::spawn(run_rounds(RunnerId(0), probe, schedule, sender, stop.clone()));
             Self { runs, event, stop, reports, start: Instant::now() }
+        }
+
+        /// An event, and another round for it.
+        async fn event(&self) {
+            self.event.notify_one();
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+
+        /// When there were words that count, in milliseconds.
+        fn counted(&mut self) -> Vec<u128> {
+            let reports = std::iter::from_fn(|| self.reports.try_recv().ok());
+            let counted = reports.filter(|report| report.outcome.is_some());
+            counted.map(|report| (report.at - self.start).as_millis()).collect()
         }
 
         fn seconds(&self) -> Vec<u64> {
@@ -270,6 +329,60 @@ mod tests {
         }
         assert_eq!(said, ["unknown", "unknown", "failure"]);
         assert_eq!(bed.seconds(), [0, 30, 60]);
+        bed.stop.cancel();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn looks_of_an_event_are_one_failure_that_is_confirmed_after_the_confirm_interval() {
+        let failure = Outcome::Failure(Reason::new("PortDown", ""), Severity::Hard);
+        let mut bed = Bed::looking_again(failure, schedule(2));
+        for _ in 0..10 {
+            bed.event().await;
+        }
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(bed.counted(), [0, 1000]);
+        assert!(bed.runs.lock().unwrap().len() > 10, "it did look");
+        bed.stop.cancel();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_a_confirm_interval_a_failure_is_confirmed_at_once() {
+        let failure = Outcome::Failure(Reason::new("PortDown", ""), Severity::Hard);
+        let mut bed = Bed::looking_again(failure, Schedule { confirm_interval: Duration::ZERO, ..schedule(2) });
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(bed.counted(), [0, 0]);
+        bed.stop.cancel();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_soft_failure_waits_for_its_period_through_any_number_of_events() {
+        let failure = Outcome::Failure(Reason::new("DeviceGone", ""), Severity::Soft);
+        let mut bed = Bed::looking_again(failure, schedule(2));
+        let mut counted = Vec::new();
+        for _ in 0..3_100 {
+            bed.event().await;
+            counted.extend(bed.counted());
+        }
+        assert!(
+            matches!(counted[..], [0, second, third] if (30_000..30_040).contains(&second) && third >= 60_000),
+            "{counted:?}"
+        );
+        bed.stop.cancel();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn events_do_not_hasten_the_verdict_on_a_silent_probe() {
+        let mut bed = Bed::run(
+            Outcome::Success,
+            Duration::from_secs(3600),
+            Schedule { timeout: Duration::from_millis(100), ..schedule(2) },
+            LooksAgain,
+        );
+        for _ in 0..300 {
+            bed.event().await;
+        }
+        assert_eq!(bed.counted().len(), 1);
+        assert!(bed.runs.lock().unwrap().len() > 10, "it did look");
         bed.stop.cancel();
     }
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 const STATE_INIT: u32 = 2;
 const STATE_ARMED: u32 = 3;
-const STATE_ACTIVE: u32 = 4;
+/// Only now do its addresses matter.
+pub const STATE_ACTIVE: u32 = 4;
 const PHYS_DISABLED: u32 = 3;
 const PHYS_LINK_UP: u32 = 5;
 

@@ -5,6 +5,7 @@ use super::list::Listed;
 use super::{netdev, verbs};
 use crate::config::probes::HostTree;
 use crate::policy::rdma::gid::{EntryNetdev, GidEntry, GidFound, GidKind, GidSearch, parse_gid};
+use crate::policy::rdma::port::STATE_ACTIVE;
 use crate::policy::rdma::rules::{Rate, RdmaRules};
 use crate::policy::rdma::seen::{Answer, Attr, Coded, Device, LinkLayer, Netdev, Port, Verbs, printable};
 use crate::policy::rdma::selector::parse_guid;
@@ -69,7 +70,11 @@ fn port(sysfs: &mut Attributes, rules: &RdmaRules, device: &str, node_type: &Att
     let phys = sysfs.parsed(&of("phys_state"), Coded::parse);
     let link_layer = sysfs.parsed(&of("link_layer"), LinkLayer::parse);
     let netdev = netdev::of_port(sysfs, device, number);
-    let gid = gid(sysfs, device, &text, &link_layer, node_type, netdev.as_ref());
+    // A port that is down has the same verdict without; and as no address is usable then, the search would go through a table
+    // of up to a thousand entries, in the very rounds that should be quick.
+    let active = !matches!(&state, Attr::Known(state) if state.number != STATE_ACTIVE);
+    let gid =
+        if active { gid(sysfs, device, &text, &link_layer, node_type, netdev.as_ref()) } else { GidFound::NotAsked };
     let wants_rate = rules.details || rules.min_rate.is_some();
     let rate = if wants_rate { sysfs.parsed(&of("rate"), Rate::parse) } else { Attr::Absent };
     let mut detail = |attribute| {

@@ -18,17 +18,18 @@ mod tests;
 use super::Probe;
 use super::join::join_all;
 use super::lane::{Abandoned, Lane};
+use super::link_events::LinkEvents;
 use super::observed::Observed;
 use crate::config::probes::RdmaSettings;
 use crate::known_ports::KnownPorts;
 use crate::policy::outcome::Outcome;
 use crate::policy::rdma::fabric::Fabric;
 use crate::policy::rdma::seen::{Answer, Round};
+use crate::policy::repeats::Events;
 use crate::quiet::Quiet;
 use list::{Listed, Routes};
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -47,6 +48,7 @@ pub struct Rdma {
     known: KnownPorts,
     lane: Lane,
     devices: BTreeMap<String, DeviceLane>,
+    events: LinkEvents,
     routes_at: Option<tokio::time::Instant>,
     keeper: Keeper,
     seen: Option<(Round, Arc<Observed>)>,
@@ -79,6 +81,7 @@ impl Rdma {
             known,
             lane: Lane::new("rdma"),
             devices: BTreeMap::new(),
+            events: LinkEvents::new(&settings.host.sysfs),
             routes_at: None,
             keeper: Keeper { lane: Lane::new("rdma-known"), due: false, quiet: Quiet::default() },
             seen: None,
@@ -169,7 +172,10 @@ impl Keeper {
 impl Probe for Rdma {
     type Seen = Round;
 
+    const EVENTS: Events = Events::LookAgain;
+
     async fn look(&mut self, timeout: Duration) -> Result<Round, Abandoned> {
+        self.events.listen();
         let began = tokio::time::Instant::now();
         let routes = match self.routes_at {
             Some(at) if began - at < ROUTES_PERIOD => Routes::Keep,
@@ -199,7 +205,7 @@ impl Probe for Rdma {
     }
 
     async fn changed(&mut self) {
-        future::pending().await
+        self.events.changed().await;
     }
 
     fn observed(&self) -> Option<Arc<Observed>> {

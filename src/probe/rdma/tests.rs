@@ -206,6 +206,30 @@ async fn an_active_port_with_an_empty_table_of_addresses_fails() {
     assert_eq!(bed.seen("mlx5_0/1", "gidIndex"), json!(200));
 }
 
+/// As its table may have a thousand entries, and this is the round that should be quick.
+#[tokio::test]
+async fn the_addresses_of_a_port_that_is_not_active_are_not_read() {
+    use inotify::{Inotify, WatchMask};
+    let host = Host::new();
+    let pci = host.pci_device("mlx5_0", 1, &[roce("eth2")]);
+    host.netdev(&pci, "eth2", true);
+    let gids = host.at(&host.port("mlx5_0", 1, "gids"));
+    let mut bed = Bed::all(host);
+    let mut inotify = Inotify::init().unwrap();
+    inotify.watches().add(gids, WatchMask::OPEN).unwrap();
+    let mut opened = || inotify.read_events(&mut [0; 65536]).is_ok_and(|events| events.count() > 0);
+    assert_eq!(bed.says().await, "success");
+    assert!(opened(), "the watch works");
+    for (state, phys, said) in
+        [("1: DOWN", "2: Polling", "failure PortDown hard"), ("2: INIT", "5: LinkUp", "warning NoSubnetManager")]
+    {
+        bed.set("mlx5_0", "state", state);
+        bed.set("mlx5_0", "phys_state", phys);
+        assert_eq!(bed.says().await, said);
+        assert!(!opened(), "{state}");
+    }
+}
+
 #[tokio::test]
 async fn an_interface_that_is_down_or_elsewhere_is_told_apart() {
     let host = Host::new();
