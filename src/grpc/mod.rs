@@ -5,5 +5,6 @@ pub mod code;
 pub mod connect;
 pub mod corked;
 pub mod driver;
+pub mod read_driven;
 pub mod serve;
 pub mod spoken;

@@ -1,6 +1,7 @@
 //! The connections to the driver: one for all calls, as long as it takes them, and a new one as soon as the driver is another.
 
 use super::{CONNECTION_WINDOW_BYTES, SEND_BUFFER_BYTES, STREAM_WINDOW_BYTES};
+use crate::grpc::read_driven::ReadDriven;
 use crate::grpc::spoken::Spoken;
 use crate::parts::Parts;
 use bytes::Bytes;
@@ -161,7 +162,7 @@ impl Upstream {
 
     async fn connect(&self, socket: SocketIdentity) -> io::Result<Connection> {
         let spoken = Spoken::default();
-        let stream = spoken.over(connect_patiently(self.path()).await?);
+        let stream = spoken.over(ReadDriven::new(connect_patiently(self.path()).await?)?);
         let (requests, io) = h2::client::Builder::new()
             .initial_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
