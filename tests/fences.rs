@@ -20,9 +20,20 @@ use tonic::{Code, Status};
 
 const PATIENT: [&str; 1] = ["--deregister-after=300ms"];
 
-/// Where the kubelet's records of volumes can be seen, and there are none: the table of volumes is complete.
 fn driver_socket(bed: &Bed) -> PathBuf {
     bed.at("plugins").join(DRIVER).join("csi.sock")
+}
+
+/// What an agent leaves that has just ended: it knows of no volume, with this gap in JSON.
+fn agent_before(bed: &Bed, gap: &str) {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let uptime = fs::read_to_string("/proc/uptime").unwrap();
+    let now = uptime.split('.').next().unwrap();
+    let text = format!(
+        r#"{{"schema":1,"driver":"{DRIVER}","bootId":"{}","endedBootSeconds":{now},"crashesBootSeconds":[],"gap":{gap},"volumes":{{}}}}"#,
+        boot.trim()
+    );
+    fs::write(bed.at("state").join(format!("{DRIVER}-warden-volumes.json")), text).unwrap();
 }
 
 fn agent(bed: &Bed, flags: &[&str]) -> Agent {
@@ -99,6 +110,11 @@ fn ask(bed: &Bed, command: &str, flags: &[&str]) -> (i32, String) {
 }
 
 async fn registered(bed: &Bed, flags: &[&str]) -> (DemoDriver, Kubelet, Agent) {
+    registered_after(bed, "null", flags).await
+}
+
+async fn registered_after(bed: &Bed, gap: &str, flags: &[&str]) -> (DemoDriver, Kubelet, Agent) {
+    agent_before(bed, gap);
     fs::create_dir_all(driver_socket(bed).parent().unwrap()).unwrap();
     let driver = DemoDriver::start(&driver_socket(bed), DRIVER).unwrap();
     driver.behaviour().volumes = Code::Ok;
@@ -143,6 +159,18 @@ async fn unhealthy_refuses_new_volumes_and_lets_the_old_ones_out() {
     eventually("the fence is down", || status(&bed).contains("\"up\":false")).await;
     kubelet.registered().await;
     stage(&bed, "b").await.unwrap();
+}
+
+/// The kubelet's records can be seen here, and are none: an inline volume has none.
+#[tokio::test]
+async fn volumes_that_nobody_followed_keep_a_sick_driver_registered() {
+    let bed = Bed::new();
+    let (_driver, mut kubelet, _agent) = registered_after(&bed, "\"notFollowed\"", &PATIENT).await;
+    let before = bed.identity();
+    break_it(&bed).await;
+    assert_eq!(stage(&bed, "a").await.unwrap_err().code(), Code::Unavailable, "something of it may be here");
+    steadily("registered", Duration::from_secs(1), || bed.identity() == before).await;
+    assert!(kubelet.since().is_empty());
 }
 
 #[tokio::test]
