@@ -278,7 +278,7 @@ async fn a_topology_that_differs_from_the_nodes_label_is_explained_with_the_comm
     let address = format!("127.0.0.1:{}", bed::free_port());
     let agent = bed.agent(&[&format!("--http-endpoint={address}")]);
     let help = "kubectl label node NODE --overwrite x.io/rack=r2";
-    bed::eventually("refused", || agent.log().contains("detected topology value collision")).await;
+    eventually("refused", || agent.log().contains("detected topology value collision")).await;
     assert!(status_becomes(&address, "/registered", 503).await.contains(help));
     assert!(agent.log().contains(help), "{}", agent.log());
 }

@@ -25,6 +25,7 @@ use crate::{
 
 /// A CSI driver for tests: every volume is a tmpfs with one file in it.
 #[derive(Parser)]
+#[command(args_override_self = true)]
 struct Args {
     /// The socket to serve; a stale one is replaced.
     #[arg(long)]
