@@ -32,6 +32,10 @@ deny:
 integration *OPTIONS:
     integration/kubelet/run {{ OPTIONS }}
 
+# Calls direct and through the proxy, compared; csi-sanity too. Root; `just conformance --list` shows the checks
+conformance *OPTIONS:
+    integration/proxy/run {{ OPTIONS }}
+
 # The image, into the local store (needs Docker with BuildKit)
 image TAG="csi-warden:dev":
     docker buildx build --build-arg REVISION="$(git rev-parse HEAD)" --load --tag {{ TAG }} .
@@ -39,6 +43,10 @@ image TAG="csi-warden:dev":
 # Memory, threads, CPU, size, growth; `just footprint --peer NAME=BIN` puts another sidecar beside it
 footprint *OPTIONS:
     benches/footprint/run {{ OPTIONS }}
+
+# What a call costs through the proxy, beside socat and nginx
+proxy-cost *OPTIONS:
+    benches/proxy/run {{ OPTIONS }}
 
 # Exactly what CI runs
 ci:

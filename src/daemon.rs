@@ -10,6 +10,7 @@ use crate::config::proxy::ProxySettings;
 use crate::config::settings::{Health, LivenessSettings, Settings};
 use crate::config::watched::Watched;
 use crate::driver_name::{Unfit, discover};
+use crate::driver_ready::DriverReady;
 use crate::http::{self, Diagnostics, LivenessEndpoints};
 use crate::liveness::{Asked, Liveness};
 use crate::metrics::Metrics;
@@ -101,6 +102,7 @@ async fn start(
     statuses: watch::Receiver<Status>,
 ) -> anyhow::Result<()> {
     let metrics = Metrics::new();
+    let ready = DriverReady::new(metrics.clone());
     match &settings.http {
         Some(address) => {
             let listener = address
@@ -113,7 +115,7 @@ async fn start(
         None => info!("Skipping HTTP server because --http-endpoint and --health-port are not set"),
     }
     if let Some(liveness) = &settings.liveness {
-        serve_liveness(liveness, &settings.driver_socket, &metrics, parts)?;
+        serve_liveness(liveness, &settings.driver_socket, &metrics, &ready, parts)?;
     }
     let Some((driver_name, socket)) = driver_name(settings, &metrics, parts.stop(), &status).await? else {
         return Ok(());
@@ -148,7 +150,7 @@ async fn start(
         let state = StateFile::new(&settings.state_folder, &driver_name, asks(&watched), &settings.proc_root);
         let (changes, changed) = mpsc::channel(1);
         let heard = Heard { changes: changed, volumes: volumes.clone(), orders: ordered };
-        let told = HealthPart::start(&health, rules, state, heard, metrics.clone(), parts);
+        let told = HealthPart::start(&health, rules, state, heard, metrics.clone(), ready, parts);
         if let Some(source) = &settings.source {
             parts.spawn("settings", reload::run(source.clone(), watched, changes, parts.clone()));
         }
@@ -236,12 +238,13 @@ fn serve_liveness(
     settings: &LivenessSettings,
     driver_socket: &Path,
     metrics: &Metrics,
+    ready: &DriverReady,
     parts: &Parts,
 ) -> anyhow::Result<()> {
     let address = &settings.address;
     let listener = address.listen().with_context(|| format!("cannot listen on {address} (--liveness-endpoint)"))?;
     info!(address = %address, "Starting liveness server");
-    let asked = Asked { driver_socket: driver_socket.to_owned(), timeout: settings.timeout, metrics: metrics.clone() };
+    let asked = Asked { driver_socket: driver_socket.to_owned(), timeout: settings.timeout, ready: ready.clone() };
     let answers = LivenessEndpoints {
         liveness: Some(Liveness::in_background(asked, settings.interval, parts)),
         metrics: Some(("/metrics".to_owned(), metrics.clone())),

@@ -9,6 +9,7 @@ pub mod config;
 pub mod daemon;
 pub mod demo;
 pub mod driver_name;
+pub mod driver_ready;
 pub mod grpc;
 pub mod health_view;
 pub mod http;

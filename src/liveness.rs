@@ -3,10 +3,9 @@
 //! A connection that was opened earlier is never used: it would go on answering after the socket's file is gone, and the kubelet,
 //! which opens one for each call, would not.
 
+use crate::driver_ready::DriverReady;
 use crate::grpc::code;
 use crate::grpc::connect::{CallError, chain, fit_for_a_line};
-use crate::grpc::driver;
-use crate::metrics::Metrics;
 use crate::parts::Parts;
 use crate::policy::backoff::Backoff;
 use crate::quiet::Quiet;
@@ -36,8 +35,8 @@ pub struct Asked {
     pub driver_socket: PathBuf,
     /// `--probe-timeout`: bounds connecting and Probe together.
     pub timeout: Duration,
-    /// Counts each call.
-    pub metrics: Metrics,
+    /// Asks, together with whoever else asks this driver.
+    pub ready: DriverReady,
 }
 
 /// Answers `/healthz`. Clones ask together.
@@ -194,18 +193,17 @@ impl Rounds {
 
     /// As upstream, connects again and again until the timeout, so that a driver which starts meanwhile is ready.
     async fn ask(&self) -> Word {
-        let Asked { driver_socket, timeout, metrics } = &self.asked;
+        let Asked { driver_socket, timeout, ready } = &self.asked;
         let until = Instant::now() + *timeout;
         let mut pauses = Backoff::new(FIRST_PAUSE, MAX_PAUSE);
         loop {
             let began = Instant::now();
-            let answer = driver::probe(driver_socket, until - began).await;
-            metrics.observe_call(driver::PROBE, &answer, began.elapsed());
-            let word = match answer {
+            let answer = ready.ask(driver_socket, until - began).await;
+            let word = match &*answer {
                 Ok(true) => return Word::Ready,
                 Ok(false) => return Word::NotReady,
-                Err(error @ (CallError::Connect { .. } | CallError::Closed { .. })) => word(&error, *timeout),
-                Err(error) => return word(&error, *timeout),
+                Err(error @ (CallError::Connect { .. } | CallError::Closed { .. })) => word(error, *timeout),
+                Err(error) => return word(error, *timeout),
             };
             let next = Instant::now() + pauses.pause();
             if next >= until {
@@ -308,6 +306,7 @@ impl Drop for Landed<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::Metrics;
     use std::io;
     use std::path::Path;
 
@@ -379,7 +378,7 @@ mod tests {
         let asked = Asked {
             driver_socket: Path::new("/no/such/csi.sock").to_owned(),
             timeout: Duration::from_millis(120),
-            metrics: metrics.clone(),
+            ready: DriverReady::new(metrics.clone()),
         };
         let began = Instant::now();
         let word = Rounds { asked, quiet: Quiet::default() }.next().await;

@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 use time::OffsetDateTime;
 use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
@@ -153,13 +155,33 @@ fn klog_level(level: &Level) -> i32 {
 
 struct Verbosity(LogSettings);
 
-impl<S> Filter<S> for Verbosity {
-    fn enabled(&self, metadata: &Metadata<'_>, _context: &Context<'_, S>) -> bool {
+impl Verbosity {
+    fn shows(&self, metadata: &Metadata<'_>) -> bool {
         if !metadata.target().starts_with(OUR_TARGET) {
             return false;
         }
         let verbosity = metadata.file().and_then(|file| self.0.vmodule.verbosity(file)).unwrap_or(self.0.verbosity);
         klog_level(metadata.level()) <= verbosity.max(0)
+    }
+}
+
+impl<S> Filter<S> for Verbosity {
+    fn enabled(&self, metadata: &Metadata<'_>, _context: &Context<'_, S>) -> bool {
+        self.shows(metadata)
+    }
+
+    /// Where a line stands says all, so it is asked once: h2 has hundreds of lines for each call.
+    fn callsite_enabled(&self, metadata: &'static Metadata<'static>) -> Interest {
+        if self.shows(metadata) { Interest::always() } else { Interest::never() }
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        let highest = self.0.vmodule.0.iter().map(|(_, level)| *level).fold(self.0.verbosity, i32::max);
+        Some(match highest {
+            ..4 => LevelFilter::INFO,
+            4 => LevelFilter::DEBUG,
+            5.. => LevelFilter::TRACE,
+        })
     }
 }
 
@@ -324,6 +346,23 @@ mod tests {
         for bad in ["socket", "=4", "socket=x", "socket="] {
             assert!(bad.parse::<VModule>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn lines_that_nobody_sees_are_not_even_asked_about() {
+        let hint = |verbosity, vmodule: &str| {
+            let settings = LogSettings { verbosity, vmodule: vmodule.parse().unwrap(), format: Format::Text };
+            Filter::<Registry>::max_level_hint(&Verbosity(settings)).unwrap()
+        };
+        assert_eq!(
+            (hint(-1, ""), hint(0, ""), hint(3, "a=2")),
+            (LevelFilter::INFO, LevelFilter::INFO, LevelFilter::INFO)
+        );
+        assert_eq!(
+            (hint(4, ""), hint(5, ""), hint(9, "a=1")),
+            (LevelFilter::DEBUG, LevelFilter::TRACE, LevelFilter::TRACE)
+        );
+        assert_eq!((hint(0, "socket=4"), hint(0, "a=1,b=5")), (LevelFilter::DEBUG, LevelFilter::TRACE));
     }
 
     #[test]

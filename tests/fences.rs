@@ -41,6 +41,7 @@ fn agent(bed: &Bed, flags: &[&str]) -> Agent {
     let mut all = vec![
         format!("--csi-address={}", socket.display()),
         format!("--kubelet-registration-path={}", socket.display()),
+        "--on-unhealthy=fence-then-deregister".to_owned(),
     ];
     all.extend(flags.iter().map(|flag| (*flag).to_owned()));
     bed.watching_agent(&all.iter().map(String::as_str).collect::<Vec<_>>())

@@ -6,10 +6,13 @@ mod bed;
 
 use bed::{Agent, Bed, eventually, names};
 use std::fs;
+use std::io::{Read, Write};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 use tokio::time::sleep;
 
@@ -76,6 +79,80 @@ async fn without_a_health_source_there_is_no_status_socket() {
     let _agent = bed.agent(&[&format!("--state-dir={}", bed.at("state").display())]);
     kubelet.registered().await;
     assert!(names(&bed.at("state")).is_empty());
+}
+
+/// As the program asks, without the program: one request, and all of the answer.
+fn asked(socket: &Path) -> String {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    stream.write_all(b"GET /status HTTP/1.1\r\nhost: t\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn descriptors(agent: &Agent) -> usize {
+    fs::read_dir(format!("/proc/{}/fd", agent.child.id())).unwrap().count()
+}
+
+#[tokio::test]
+async fn two_hundred_ask_at_once_and_each_is_answered() {
+    let bed = Bed::new();
+    let _driver = bed.driver();
+    bed.health("OK");
+    let mut kubelet = bed.kubelet();
+    let agent = bed.watching_agent(&[]);
+    kubelet.registered().await;
+    eventually("registered", || ask(&socket(&bed), &[]).0 == 0).await;
+    let before = descriptors(&agent);
+    let together = Arc::new(Barrier::new(200));
+    let clients: Vec<_> = (0..200)
+        .map(|_| {
+            let (socket, together) = (socket(&bed), Arc::clone(&together));
+            std::thread::spawn(move || {
+                together.wait();
+                asked(&socket)
+            })
+        })
+        .collect();
+    let answers = tokio::task::spawn_blocking(|| clients.into_iter().map(|client| client.join().unwrap()).collect());
+    let answers: Vec<String> = answers.await.unwrap();
+    let good = answers.iter().filter(|answer| answer.starts_with("HTTP/1.1 200") && answer.contains("\"registered\""));
+    assert_eq!(good.count(), 200, "{}", answers[0]);
+    eventually("nothing is left of them", || descriptors(&agent) <= before).await;
+}
+
+/// They send nothing, half a request, or a thousand requests without reading a word.
+#[tokio::test]
+async fn slow_clients_cost_nothing_and_keep_nobody_out() {
+    let bed = Bed::new();
+    let _driver = bed.driver();
+    bed.health("OK");
+    let mut kubelet = bed.kubelet();
+    let agent = bed.watching_agent(&["--health-interval=1m"]);
+    kubelet.registered().await;
+    eventually("registered", || ask(&socket(&bed), &[]).0 == 0).await;
+    let before = descriptors(&agent);
+    let held: Vec<UnixStream> = (0..150)
+        .map(|number| {
+            let mut stream = UnixStream::connect(socket(&bed)).unwrap();
+            stream.set_nonblocking(true).unwrap();
+            let requests = "GET /status HTTP/1.1\r\nhost: t\r\n\r\n".repeat(1_000);
+            let words = [&b""[..], b"GET /status HT", requests.as_bytes()][number % 3];
+            // Whatever fits; the agent may have closed it already.
+            drop(stream.write(words));
+            stream
+        })
+        .collect();
+    let socket_path = socket(&bed);
+    let (code, text, complaint) = tokio::task::spawn_blocking(move || ask(&socket_path, &[])).await.unwrap();
+    assert!(code == 0 && text.contains("registered for"), "{code}: {text}{complaint}");
+    assert!(descriptors(&agent) <= before + 70, "{} descriptors, before them {before}", descriptors(&agent));
+    bed.health("ERROR cut");
+    agent.logs("the probe does not succeed").await;
+    // Still held by them, and no longer by the agent.
+    eventually("nothing is left of them", || descriptors(&agent) <= before).await;
+    drop(held);
 }
 
 #[tokio::test]

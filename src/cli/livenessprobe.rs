@@ -7,6 +7,7 @@ use crate::config::go_duration::GoDuration;
 use crate::config::listen::ListenAddress;
 use crate::config::settings::{address, driver_socket};
 use crate::driver_name::{Unfit, discover};
+use crate::driver_ready::DriverReady;
 use crate::http::{self, LivenessEndpoints};
 use crate::liveness::{Asked, Liveness};
 use crate::metrics::Metrics;
@@ -166,7 +167,8 @@ async fn start(settings: Settings, parts: &Parts) -> anyhow::Result<()> {
     if discover(socket, settings.timeout, &metrics, parts.stop(), fit, drop).await?.is_none() {
         return Ok(());
     }
-    let asked = Asked { driver_socket: socket.clone(), timeout: settings.timeout, metrics: metrics.clone() };
+    let asked =
+        Asked { driver_socket: socket.clone(), timeout: settings.timeout, ready: DriverReady::new(metrics.clone()) };
     let path = settings.metrics_path;
     let beside = match settings.metrics {
         MetricsPlace::Nowhere => None,

@@ -15,6 +15,7 @@ use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Empty};
 use hyper_util::rt::TokioIo;
 use std::ffi::{OsStr, OsString};
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -25,6 +26,9 @@ use tokio::time::timeout;
 
 /// The agent answers from memory.
 const DEADLINE: Duration = Duration::from_secs(5);
+
+/// Before the next try where the agent's queue is full.
+const QUEUE_PAUSE: Duration = Duration::from_millis(20);
 
 /// The names before what is known.
 const NAME_COLUMNS: usize = 14;
@@ -139,7 +143,13 @@ where
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let whole = async {
-        let stream = UnixStream::connect(socket).await?;
+        let stream = loop {
+            match UnixStream::connect(socket).await {
+                // Many ask at once, and its queue is full for a moment.
+                Err(error) if error.kind() == ErrorKind::WouldBlock => tokio::time::sleep(QUEUE_PAUSE).await,
+                connected => break connected?,
+            }
+        };
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
         let answer = async {
             let response = sender.send_request(request).await?;

@@ -6,6 +6,7 @@ use super::{error, info, warn};
 use crate::config::probes::{ProbeKind, ProbeSettings};
 use crate::config::settings::Health as Settings;
 use crate::config::watched::Watched;
+use crate::driver_ready::DriverReady;
 use crate::health_view::{HealthView, ProbeView};
 use crate::metrics::Metrics;
 use crate::parts::{Fatal, Parts};
@@ -55,6 +56,7 @@ pub(super) struct HealthPart {
     next_runner: u64,
     reports: mpsc::Sender<Report>,
     metrics: Metrics,
+    ready: DriverReady,
     parts: Parts,
 }
 
@@ -98,6 +100,7 @@ impl HealthPart {
         state: StateFile,
         heard: Heard,
         metrics: Metrics,
+        ready: DriverReady,
         parts: &Parts,
     ) -> Told {
         let now = Instant::now().into_std();
@@ -142,6 +145,7 @@ impl HealthPart {
             next_runner: 0,
             reports,
             metrics,
+            ready,
             parts: parts.clone(),
         };
         part.run_probes(watched.probes);
@@ -174,7 +178,7 @@ impl HealthPart {
         let stop = self.parts.stop().child_token();
         match &settings.kind {
             ProbeKind::HealthFile { path, limits } => self.spawn(id, HealthFile::new(path, *limits), &settings, &stop),
-            ProbeKind::Csi { socket } => self.spawn(id, Csi::new(socket, self.metrics.clone()), &settings, &stop),
+            ProbeKind::Csi { socket } => self.spawn(id, Csi::new(socket, self.ready.clone()), &settings, &stop),
             ProbeKind::Exec { command } => self.spawn(id, Exec::new(command), &settings, &stop),
         }
         Runner {

@@ -1,5 +1,6 @@
 //! One gRPC client connection over a unix socket, and what can go wrong with a call on it.
 
+use super::corked::Corked;
 use super::spoken::Spoken;
 use crate::policy::outcome::with_detail;
 use http::{Request, Response};
@@ -112,7 +113,7 @@ where
 {
     let spoken = Spoken::default();
     let whole = async {
-        let connect = async { Connection::over(spoken.over(UnixStream::connect(path).await?)).await };
+        let connect = async { Connection::over(Corked::over(spoken.over(UnixStream::connect(path).await?))).await };
         let connection = connect.await.map_err(|source| CallError::Connect { path: path.to_owned(), source })?;
         call(connection).await.map_err(|status| match spoken.yet() {
             true => CallError::Status { path: path.to_owned(), source: Box::new(status) },

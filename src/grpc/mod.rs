@@ -3,6 +3,7 @@
 pub mod authority;
 pub mod code;
 pub mod connect;
+pub mod corked;
 pub mod driver;
 pub mod serve;
 pub mod spoken;

@@ -2,6 +2,7 @@
 
 mod diagnostics;
 mod liveness;
+pub mod places;
 
 pub use diagnostics::Diagnostics;
 pub use liveness::LivenessEndpoints;
@@ -15,14 +16,12 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use std::collections::VecDeque;
+use places::{Answering, Places};
 use std::convert::Infallible;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
@@ -31,13 +30,6 @@ const MAX_CONNECTIONS: usize = 128;
 
 /// A client gets this long for its request line and headers, and as long between two requests.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// With all places taken, the oldest connection that waits for its client, not for our answer, gives its place up once it is
-/// this old: nobody can keep the kubelet's probe out by holding connections.
-const LEAST_AGE_TO_YIELD: Duration = Duration::from_millis(200);
-
-/// How often places are looked for while there is none.
-const PLACE_PAUSE: Duration = Duration::from_millis(20);
 
 /// After a failed `accept`, so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -89,11 +81,11 @@ pub fn serve(listener: std::net::TcpListener, answers: impl Answers, parts: &Par
     let (answers, stop, connections) = (Arc::new(answers), parts.stop().clone(), parts.clone());
     parts.spawn("http server", async move {
         let mut quiet = Quiet::default();
-        let mut open: VecDeque<Open> = VecDeque::new();
+        let mut places = Places::new(MAX_CONNECTIONS);
         loop {
             tokio::select! {
                 () = stop.cancelled() => return Ok::<(), Fatal>(()),
-                () = place(&mut open) => {}
+                () = places.free() => {}
             }
             let stream = tokio::select! {
                 () = stop.cancelled() => return Ok(()),
@@ -112,14 +104,14 @@ pub fn serve(listener: std::net::TcpListener, answers: impl Answers, parts: &Par
                 },
             };
             let (answers, stop) = (Arc::clone(&answers), stop.clone());
-            let answering = Arc::new(AtomicBool::new(false));
-            let busy = Arc::clone(&answering);
+            let answering = Answering::default();
+            let busy = answering.clone();
             let service = service_fn(move |request| {
-                let (answers, busy) = (Arc::clone(&answers), Arc::clone(&busy));
+                let (answers, busy) = (Arc::clone(&answers), busy.clone());
                 async move {
-                    busy.store(true, Ordering::Relaxed);
+                    busy.set(true);
                     let response = respond(answers, request).await;
-                    busy.store(false, Ordering::Relaxed);
+                    busy.set(false);
                     response
                 }
             });
@@ -135,34 +127,10 @@ pub fn serve(listener: std::net::TcpListener, answers: impl Answers, parts: &Par
                     },
                 }
             });
-            open.push_back(Open { since: Instant::now(), answering, connection });
+            places.take(connection, answering);
         }
     });
     Ok(())
-}
-
-/// A connection, and whether its client waits for us.
-struct Open {
-    since: Instant,
-    answering: Arc<AtomicBool>,
-    connection: AbortHandle,
-}
-
-/// Waits until there is a place for one more connection.
-async fn place(open: &mut VecDeque<Open>) {
-    loop {
-        open.retain(|open| !open.connection.is_finished());
-        if open.len() < MAX_CONNECTIONS {
-            return;
-        }
-        let yields =
-            |open: &Open| !open.answering.load(Ordering::Relaxed) && open.since.elapsed() >= LEAST_AGE_TO_YIELD;
-        if let Some(idle) = open.iter().position(yields).and_then(|at| open.remove(at)) {
-            idle.connection.abort();
-            return;
-        }
-        tokio::time::sleep(PLACE_PAUSE).await;
-    }
 }
 
 async fn respond(answers: Arc<impl Answers>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {

@@ -3,9 +3,8 @@
 
 use super::Probe;
 use super::lane::Abandoned;
+use crate::driver_ready::{Answer, DriverReady};
 use crate::grpc::connect::{CallError, chain, fit_for_a_line};
-use crate::grpc::driver;
-use crate::metrics::Metrics;
 use crate::policy::outcome::{Outcome, Reason, Severity, with_detail};
 use std::error::Error;
 use std::future;
@@ -17,31 +16,26 @@ use tonic::Code;
 #[derive(Debug)]
 pub struct Csi {
     socket: PathBuf,
-    metrics: Metrics,
+    ready: DriverReady,
 }
 
 impl Csi {
     /// Asks the driver at `socket`.
-    pub fn new(socket: &Path, metrics: Metrics) -> Self {
-        Self { socket: socket.to_owned(), metrics }
+    pub fn new(socket: &Path, ready: DriverReady) -> Self {
+        Self { socket: socket.to_owned(), ready }
     }
 }
 
 impl Probe for Csi {
-    type Seen = Result<bool, CallError>;
+    type Seen = Answer;
 
     async fn look(&mut self, timeout: Duration) -> Result<Self::Seen, Abandoned> {
-        let began = tokio::time::Instant::now();
-        let answer = driver::probe(&self.socket, timeout).await;
-        self.metrics.observe_call(driver::PROBE, &answer, began.elapsed());
-        match answer {
-            Err(CallError::Deadline { .. }) => Err(Abandoned),
-            answer => Ok(answer),
-        }
+        let answer = self.ready.ask(&self.socket, timeout).await;
+        if matches!(*answer, Err(CallError::Deadline { .. })) { Err(Abandoned) } else { Ok(answer) }
     }
 
     fn judge(&mut self, seen: Self::Seen, _now: Instant) -> Option<Outcome> {
-        Some(judge(seen))
+        Some(judge(&seen))
     }
 
     async fn changed(&mut self) {
@@ -51,7 +45,7 @@ impl Probe for Csi {
 
 /// A driver that is away or says that it is not ready fails. One that answers with an error of its own is there: Probe is
 /// optional, and its errors are no failures of ours to judge.
-fn judge(answer: Result<bool, CallError>) -> Outcome {
+fn judge(answer: &Result<bool, CallError>) -> Outcome {
     match answer {
         Ok(true) => Outcome::Success,
         Ok(false) => {
@@ -70,7 +64,7 @@ fn judge(answer: Result<bool, CallError>) -> Outcome {
             | CallError::Closed { .. }
             | CallError::Status { .. }
             | CallError::Deadline { .. }),
-        ) => Outcome::Failure(Reason::new("DriverGone", chain(&error)), Severity::Soft),
+        ) => Outcome::Failure(Reason::new("DriverGone", chain(error)), Severity::Soft),
     }
 }
 
@@ -78,6 +72,7 @@ fn judge(answer: Result<bool, CallError>) -> Outcome {
 mod tests {
     use super::*;
     use crate::demo::driver::DemoDriver;
+    use crate::metrics::Metrics;
     use std::fs;
 
     const LONG: Duration = Duration::from_secs(20);
@@ -92,7 +87,7 @@ mod tests {
     async fn ready_unready_errors_and_absence_are_told_apart() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("csi.sock");
-        let mut probe = Csi::new(&socket, Metrics::new());
+        let mut probe = Csi::new(&socket, DriverReady::new(Metrics::new()));
         assert_eq!(outcome(&mut probe).await, ("failure", "DriverGone"));
         let driver = DemoDriver::start(&socket, "x").unwrap();
         for (ready, seen) in [(Some(true), "success"), (None, "success"), (Some(false), "failure")] {
@@ -119,7 +114,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("csi.sock");
         let silent = tokio::net::UnixListener::bind(&socket).unwrap();
-        let mut probe = Csi::new(&socket, Metrics::new());
+        let mut probe = Csi::new(&socket, DriverReady::new(Metrics::new()));
         assert!(probe.look(Duration::from_millis(100)).await.is_err());
         let closing = async {
             loop {

@@ -12,6 +12,9 @@ use tokio_util::sync::CancellationToken;
 /// Events closer than this are one round, so that a storm of them costs little.
 const EVENT_GAP: Duration = Duration::from_millis(10);
 
+/// A round that begins this much later than planned was on time: timers and other work take their moment.
+const ON_TIME: Duration = Duration::from_millis(20);
+
 /// When a probe runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Schedule {
@@ -63,7 +66,9 @@ pub async fn run_rounds<P: Probe>(
             biased;
             () = stop.cancelled() => return,
             () = sleep_until(due) => Some(due),
-            () = async { sleep_until(events_from).await; probe.changed().await } => None,
+            // The gap after the event: a probe without events must not wake us for it. An event that is overtaken by the
+            // period has its round.
+            () = async { probe.changed().await; sleep_until(events_from).await } => None,
         };
         let started = Instant::now();
         let late = planned.map_or(Duration::ZERO, |planned| started - planned);
@@ -76,7 +81,8 @@ pub async fn run_rounds<P: Probe>(
             seen = probe.look(schedule.timeout) => seen,
         };
         let ended = Instant::now();
-        next = started + schedule.period;
+        // From the moment that was planned, so that probes of one period go on waking us at one time.
+        next = planned.filter(|_| late <= ON_TIME).unwrap_or(started) + schedule.period;
         events_from = ended + EVENT_GAP;
         let stopped = rounds.stopped(Timing { late, took: ended - started });
         let outcome = match (stopped, seen) {
@@ -233,6 +239,20 @@ mod tests {
         assert_eq!(bed.reports.recv().await.unwrap().outcome.unwrap().name(), "unknown");
         assert_eq!(bed.reports.recv().await.unwrap().outcome.unwrap().name(), "failure");
         assert_eq!(bed.seconds(), [0, 3600, 3600]);
+        bed.stop.cancel();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn rounds_keep_to_their_clock_and_begin_it_anew_after_a_late_one() {
+        let mut bed = Bed::start(Outcome::Success, Duration::ZERO, 2);
+        let mut next = Vec::new();
+        // The clock jumps there without giving the round a turn before.
+        for (woken, due) in [(0, 30_000), (30_005, 60_000), (60_019, 90_000), (90_900, 120_900), (120_900, 150_900)] {
+            tokio::time::advance((bed.start + Duration::from_millis(woken)) - Instant::now()).await;
+            let report = bed.reports.recv().await.unwrap();
+            next.push(((report.next - bed.start).as_millis(), due));
+        }
+        assert!(next.iter().all(|(next, due)| next == due), "{next:?}");
         bed.stop.cancel();
     }
 

@@ -21,6 +21,7 @@ pub(super) enum Pumped {
 
 /// Hands a body on, piece by piece, and takes the next one only when the last is on its way. `load` is told of waits.
 pub(super) async fn pump(from: &mut RecvStream, to: &mut SendStream<Bytes>, load: Option<&Load>) -> Pumped {
+    let mut first = load.is_some();
     loop {
         let piece = poll_fn(|context| match from.poll_data(context) {
             Poll::Ready(piece) => Poll::Ready(Some(piece)),
@@ -32,7 +33,11 @@ pub(super) async fn pump(from: &mut RecvStream, to: &mut SendStream<Bytes>, load
             Some(Some(Err(error))) => return Pumped::Broken(error),
             Some(Some(Ok(piece))) => {
                 let (bytes, last) = (piece.len(), from.is_end_stream());
-                if !send(to, piece, last, load).await {
+                let sent = match std::mem::take(&mut first) {
+                    true => send_first(to, piece, last, load).await,
+                    false => send(to, piece, last, load).await,
+                };
+                if !sent {
                     return Pumped::ReaderGone;
                 }
                 if last {
@@ -110,6 +115,15 @@ pub(super) async fn gather(
             return Ok(gathered.freeze());
         }
     }
+}
+
+/// What may be queued of a request before its stream is open; a frame holds no more.
+const FIRST_BYTES: usize = 16 * 1024;
+
+/// Sends the first piece of a request. One frame goes at once, and so leaves in one write with the call's head: there is no
+/// room to ask for before the head has left, and a call that waits for room keeps others off its connection.
+pub(super) async fn send_first(to: &mut SendStream<Bytes>, piece: Bytes, last: bool, load: Option<&Load>) -> bool {
+    if piece.len() <= FIRST_BYTES { to.send_data(piece, last).is_ok() } else { send(to, piece, last, load).await }
 }
 
 /// Sends one piece as the reader makes room for it. `false` when the reader is gone.

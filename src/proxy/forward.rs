@@ -1,7 +1,7 @@
 //! One call: what the kubelet sends goes to the driver, what the driver answers goes back, and an end on one side ends the other.
 
 use super::answer::{code_in, refuse, unavailable};
-use super::body::{Pumped, pump, pump_changed, send};
+use super::body::{Pumped, pump, pump_changed, send_first};
 use super::reset_by_peer;
 use super::timeout::{GRPC_TIMEOUT, remaining};
 use super::upstream::Upstream;
@@ -112,7 +112,7 @@ pub(super) async fn forward(
     let end = {
         let request = async {
             let last = from_caller.is_end_stream();
-            match gathered.is_empty() || send(&mut to_driver, gathered, last, Some(&place.load)).await {
+            match gathered.is_empty() || send_first(&mut to_driver, gathered, last, Some(&place.load)).await {
                 true if last => Pumped::Whole(None),
                 true => pump(&mut from_caller, &mut to_driver, Some(&place.load)).await,
                 false => Pumped::ReaderGone,

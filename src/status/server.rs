@@ -3,6 +3,7 @@
 use super::order::{self, FenceRequest, Ordered, Orders};
 use super::snapshot::{Snapshot, VolumesNow};
 use crate::health_view::HealthView;
+use crate::http::places::{Answering, Places};
 use crate::parts::{Fatal, Parts};
 use crate::proxy::gate::FenceUp;
 use crate::proxy::volumes::Volumes;
@@ -19,14 +20,17 @@ use std::path::Path;
 use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::sync::{oneshot, watch};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
 /// Ends every status socket's name, after the driver's.
 pub const SUFFIX: &str = "-warden-status.sock";
 
-/// A client gets this long for its request.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Connections served at a time; more wait in the kernel's queue.
+const MAX_CONNECTIONS: usize = 64;
+
+/// A client gets this long for its one request and for reading the answer.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An order has far below 1 KiB.
 const MOST_ORDER_BYTES: usize = 4096;
@@ -77,11 +81,20 @@ pub fn serve(path: &Path, sources: Sources, parts: &Parts) {
     info!(socket.path = %path.display(), "status socket open");
     let (connections, stop) = (parts.clone(), parts.stop().clone());
     parts.spawn("status server", async move {
+        let mut places = Places::new(MAX_CONNECTIONS);
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
+                () = places.free() => {}
+            }
+            tokio::select! {
+                () = stop.cancelled() => break,
                 accepted = listener.accept() => match accepted {
-                    Ok((stream, _)) => drop(connections.spawn_connection(one(stream, sources.clone(), stop.clone()))),
+                    Ok((stream, _)) => {
+                        // We answer from memory: whoever has been here for a while waits for nothing of ours.
+                        let connection = connections.spawn_connection(one(stream, sources.clone(), stop.clone()));
+                        places.take(connection, Answering::default());
+                    }
                     Err(error) => {
                         debug!(error = &error as &dyn std::error::Error, "cannot accept a connection on the status socket");
                         tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -106,13 +119,16 @@ async fn one(stream: UnixStream, sources: Sources, stop: tokio_util::sync::Cance
     let allowed = uid.is_some_and(|uid| uid == 0 || uid == rustix::process::geteuid().as_raw());
     let service = service_fn(move |request| respond(allowed, who.clone(), sources.clone(), request));
     let connection = hyper::server::conn::http1::Builder::new()
+        .keep_alive(false)
         .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_TIMEOUT)
+        .header_read_timeout(CLIENT_TIMEOUT)
         .serve_connection(TokioIo::new(stream), service);
     tokio::select! {
         () = stop.cancelled() => {}
-        ended = connection => if let Err(error) = ended {
-            debug!(error = &error as &dyn std::error::Error, "a connection on the status socket broke");
+        ended = timeout(CLIENT_TIMEOUT, connection) => match ended {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => debug!(error = &error as &dyn std::error::Error, "a connection on the status socket broke"),
+            Err(_elapsed) => debug!("a client of the status socket was too slow"),
         },
     }
 }

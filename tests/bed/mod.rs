@@ -29,7 +29,9 @@ pub const DRIVER: &str = "x.example.com";
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Health settings in which a test does not grow old.
-pub const QUICK: [&str; 5] = [
+pub const QUICK: [&str; 6] = [
+    // The tests of the fence say otherwise.
+    "--on-unhealthy=deregister",
     "--health-interval=200ms",
     "--confirm-interval=20ms",
     "--recovery-hold=300ms",

@@ -3,6 +3,7 @@
 use crate::config::probes::{OnFailure, ProbeKind, ProbeSettings};
 use crate::config::watched::Watched;
 use crate::daemon::rules::groups;
+use crate::driver_ready::DriverReady;
 use crate::metrics::Metrics;
 use crate::policy::group::GroupRule;
 use crate::policy::outcome::{Health, Outcome, Reason};
@@ -58,7 +59,9 @@ pub(super) enum Counting {
 impl Asking {
     pub(super) fn new(watched: Watched, counting: Counting) -> Self {
         let groups = groups(&watched);
-        let probes = watched.probes.into_iter().map(|settings| Asked::new(settings, counting)).collect();
+        // Nobody reads these figures.
+        let ready = DriverReady::new(Metrics::new());
+        let probes = watched.probes.into_iter().map(|settings| Asked::new(settings, counting, &ready)).collect();
         Self { probes, groups }
     }
 
@@ -126,15 +129,14 @@ fn add_up(groups: &[GroupRule], probes: &[ProbeVerdict]) -> Health {
 }
 
 impl Asked {
-    fn new(settings: ProbeSettings, counting: Counting) -> Self {
+    fn new(settings: ProbeSettings, counting: Counting, ready: &DriverReady) -> Self {
         let thresholds = match counting {
             Counting::LastRound => ONE,
             Counting::Thresholds => settings.thresholds,
         };
         let kind = match &settings.kind {
             ProbeKind::HealthFile { path, limits } => Kind::HealthFile(Box::new(HealthFile::new(path, *limits))),
-            // Nobody reads these figures.
-            ProbeKind::Csi { socket } => Kind::Csi(Csi::new(socket, Metrics::new())),
+            ProbeKind::Csi { socket } => Kind::Csi(Csi::new(socket, ready.clone())),
             ProbeKind::Exec { command } => Kind::Exec(Exec::new(command)),
         };
         let verdict = ProbeVerdict::new(rule(&settings, thresholds));
