@@ -7,8 +7,8 @@ mod bed;
 use bed::{Agent, Bed, DRIVER, Kubelet, eventually, steadily};
 use csi_warden::api::csi::node_client::NodeClient;
 use csi_warden::api::csi::{
-    NodeExpandVolumeRequest, NodeGetCapabilitiesRequest, NodeGetInfoRequest, NodePublishVolumeRequest,
-    NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
+    NodeExpandVolumeRequest, NodeGetCapabilitiesRequest, NodeGetInfoRequest, NodeGetVolumeStatsRequest,
+    NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
 };
 use csi_warden::demo::driver::DemoDriver;
 use csi_warden::grpc::connect::{Connection, origin};
@@ -172,6 +172,31 @@ async fn volumes_that_nobody_followed_keep_a_sick_driver_registered() {
     assert_eq!(stage(&bed, "a").await.unwrap_err().code(), Code::Unavailable, "something of it may be here");
     steadily("registered", Duration::from_secs(1), || bed.identity() == before).await;
     assert!(kubelet.since().is_empty());
+}
+
+/// After its own restart the kubelet publishes what running pods have, and looks after them only then.
+#[tokio::test]
+async fn a_volume_from_before_us_is_not_refused_once_the_kubelet_has_asked_about_it() {
+    let bed = Bed::new();
+    let (_driver, _kubelet, _agent) = registered_after(&bed, "\"notFollowed\"", &PATIENT).await;
+    let target = "/var/lib/kubelet/pods/uid/volumes/kubernetes.io~csi/data/mount".to_owned();
+    let request = NodeGetVolumeStatsRequest {
+        volume_id: "old".into(),
+        volume_path: target.clone(),
+        staging_target_path: String::new(),
+    };
+    node(&bed).await.node_get_volume_stats(request).await.unwrap();
+    eventually("known", || status(&bed).contains("\"volume\":\"old\"")).await;
+    break_it(&bed).await;
+    let again = |volume: &str| NodePublishVolumeRequest {
+        volume_id: volume.into(),
+        target_path: target.clone(),
+        ..Default::default()
+    };
+    stage(&bed, "old").await.unwrap();
+    node(&bed).await.node_publish_volume(again("old")).await.unwrap();
+    assert!(stage(&bed, "new").await.is_err());
+    assert!(node(&bed).await.node_publish_volume(again("new")).await.is_err());
 }
 
 #[tokio::test]

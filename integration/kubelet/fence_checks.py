@@ -159,6 +159,45 @@ def kubelet_restart_fenced(bed: Bed) -> str:
 
 
 @check(group="fence")
+def swapped_in_then_kubelet_restart(bed: Bed) -> str:
+    """Pods from before us, a sick node and a new kubelet: their volumes are known by then, so crashed containers run again."""
+    bed.end_agents()
+    before = bed.start_agent(health=False)
+    bed.csi_node.wait(False)
+    bed.csi_node.wait(True, before.started)
+    pods = [claimed(bed, "old"), inline(bed, "old-inline")]
+    for pod in pods:
+        bed.wait_running(pod)
+    before.send(signal.SIGTERM)
+    bed.remember("notFollowed")
+    agent = bed.start_agent(*FENCING)
+    agent.wait_http("/registered", 200)
+    then = time.monotonic()
+
+    def published() -> int:
+        return sum(place["kind"] == "published" for place in bed.status()["volumes"]["places"])
+
+    # The kubelet asks for each volume's usage, here every 10 s, by default every minute.
+    wait_until("both volumes known", lambda: published() == 2, 60, 0.2)
+    learnt = time.monotonic() - then
+    put_up(bed)
+    with bed.without("kubelet"):
+        for pod in pods:
+            os.kill(bed.pid_of(bed.container_of(pod)["containerID"]), signal.SIGKILL)
+    up = time.monotonic()
+    for pod in pods:
+        wait_until(f"{pod}'s container again", lambda pod=pod: bed.container_of(pod).get("restartCount") == 1, 60, 0.1)
+    again = time.monotonic() - up
+    expect(fenced(bed), "the fence is down")
+    gone(bed, *pods)
+    wait_until("nothing in the table", lambda: bed.status()["volumes"]["inUse"] == 0, 20)
+    expect(bed.csi_node.present, "withdrawn although the table is not complete")
+    take_down(bed)
+    wait_until("no mount left", lambda: not bed.mounts(), 20)
+    return f"both volumes learnt {learnt:.1f} s after the swap; both containers run again after {again:.1f} s"
+
+
+@check(group="fence")
 def refuses_and_lets_out(bed: Bed) -> str:
     """Fenced: a new pod says why it waits, the running one goes, then the driver is withdrawn; and back with the recovery."""
     agent = fencing_agent(bed)

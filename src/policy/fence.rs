@@ -138,7 +138,9 @@ pub fn judge(
 
 fn is_repeated(call: &VolumeCall, table: &VolumeTable) -> bool {
     match call {
-        VolumeCall::Stage { volume, path } => table.is_at(volume, Kind::Staged, path),
+        VolumeCall::Stage { volume, path } => {
+            table.is_at(volume, Kind::Staged, path) || table.was_staged_before(volume)
+        }
         VolumeCall::Publish { volume, target } => table.is_at(volume, Kind::Published, target),
         VolumeCall::Unstage { .. } | VolumeCall::Unpublish { .. } | VolumeCall::Expand { .. } => false,
     }

@@ -19,6 +19,9 @@ use tokio::time::Instant;
 use tonic::{Code, Status};
 use tracing::warn;
 
+/// The kubelet asks it of every volume that it has mounted, about once a minute.
+const NODE_GET_VOLUME_STATS: &str = "/csi.v1.Node/NodeGetVolumeStats";
+
 /// Why new volumes are refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FenceUp {
@@ -96,6 +99,19 @@ impl Gate {
                 None
             }
         };
+        Entry::Pass(gathered, under_way)
+    }
+
+    /// Whether a call of this method tells of volumes from before us.
+    pub(super) fn learns_from(&self, path: &str) -> bool {
+        path == NODE_GET_VOLUME_STATS && self.0.volumes.can_learn()
+    }
+
+    /// A call that may tell of a volume from before us passes.
+    pub(super) async fn listen(&self, body: &mut RecvStream) -> Entry {
+        let Ok(gathered) = gather(body, |_| false).await else { return Entry::HungUp };
+        let asked = message::first(&gathered).and_then(|message| FirstTwo::decode(message).ok());
+        let under_way = asked.and_then(|FirstTwo { volume_id, path }| self.0.volumes.ask(volume_id, path));
         Entry::Pass(gathered, under_way)
     }
 

@@ -228,12 +228,19 @@ pub struct Volumes {
 pub struct CallUnderWay {
     volumes: Volumes,
     id: Option<CallId>,
+    /// A volume, a target and a mark: a good answer tells that it is published there.
+    asked: Option<(String, String, u64)>,
 }
 
 impl CallUnderWay {
     /// The driver answered with this gRPC status code.
     pub fn ended(mut self, code: i32) {
         self.tell(End::Code(code));
+        if code == 0
+            && let Some((volume, target, mark)) = self.asked.take()
+        {
+            self.volumes.change(|table| table.answered_at(volume, target, mark));
+        }
     }
 
     fn tell(&mut self, end: End) {
@@ -258,7 +265,18 @@ impl Volumes {
     /// Takes note of a call that is about to be forwarded; never waits.
     pub fn begin(&self, call: &VolumeCall) -> CallUnderWay {
         let id = self.change(|table| table.begin(call));
-        CallUnderWay { volumes: self.clone(), id: Some(id) }
+        CallUnderWay { volumes: self.clone(), id: Some(id), asked: None }
+    }
+
+    /// Whether there may be volumes that the table does not know.
+    pub fn can_learn(&self) -> bool {
+        self.look(|table| table.completeness() != Completeness::Complete)
+    }
+
+    /// A question about a volume published at `target` is about to be forwarded.
+    pub fn ask(&self, volume: String, target: String) -> Option<CallUnderWay> {
+        let mark = self.look(|table| table.could_learn(&volume, &target))?;
+        Some(CallUnderWay { volumes: self.clone(), id: None, asked: Some((volume, target, mark)) })
     }
 
     /// Changes the table, and has it written if a file would show that.
