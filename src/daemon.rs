@@ -12,6 +12,7 @@ use crate::config::watched::Watched;
 use crate::driver_name::{Unfit, discover};
 use crate::driver_ready::DriverReady;
 use crate::http::{self, Diagnostics, LivenessEndpoints};
+use crate::known_ports::KnownPorts;
 use crate::liveness::{Asked, Liveness};
 use crate::metrics::Metrics;
 use crate::parts::Parts;
@@ -31,6 +32,7 @@ use health::{HealthPart, Heard};
 use proxied::{Proxied, Way};
 use rules::asks;
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::path::Path;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -150,7 +152,8 @@ async fn start(
         let state = StateFile::new(&settings.state_folder, &driver_name, asks(&watched), &settings.proc_root);
         let (changes, changed) = mpsc::channel(1);
         let heard = Heard { changes: changed, volumes: volumes.clone(), orders: ordered };
-        let told = HealthPart::start(&health, rules, state, heard, metrics.clone(), ready, parts);
+        let known = known_ports(&settings.state_folder, &driver_name);
+        let told = HealthPart::start(&health, rules, (state, known), heard, metrics.clone(), ready, parts);
         if let Some(source) = &settings.source {
             parts.spawn("settings", reload::run(source.clone(), watched, changes, parts.clone()));
         }
@@ -231,6 +234,14 @@ fn reaction_rules(settings: &Settings, health: &Health, proxied: bool, bypass: b
         health.rules.reaction
     };
     Rules { reaction, ..health.rules }
+}
+
+/// Which ports were good on this node before.
+fn known_ports(folder: &Path, driver: &str) -> KnownPorts {
+    KnownPorts::load(folder, driver).unwrap_or_else(|error| {
+        warn!(error = &error as &dyn Error, "which ports were good before is lost; beginning afresh");
+        KnownPorts::afresh(folder, driver)
+    })
 }
 
 /// livenessprobe's duty, from before the driver is there: nothing that waits may come first.

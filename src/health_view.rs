@@ -3,6 +3,8 @@
 use crate::config::probes::ProbeSettings;
 use crate::policy::outcome::{Health, Outcome};
 use crate::policy::reaction::{Override, Reaction};
+use crate::probe::observed::Observed;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// The verdict and the probes at one moment.
@@ -31,6 +33,8 @@ pub struct ProbeView {
     pub health: Health,
     /// Its last word and when it came.
     pub last: Option<(Outcome, Instant)>,
+    /// What it saw then, beside that.
+    pub observed: Option<Arc<Observed>>,
     /// Failures and successes in a row.
     pub streak: (u32, u32),
     /// When it runs next, if no event comes before.

@@ -55,6 +55,10 @@ fn refused_in(folder: &Path) -> String {
 fn what_cannot_be_is_refused_by_file_line_and_field() {
     let probe = |more: &str| format!("probes:\n  - name: a\n    type: csi\n    {more}\n");
     let exec = |exec: &str| format!("probes:\n  - name: a\n    type: exec\n    exec: {exec}\n");
+    let nvme = |nvme: &str| format!("probes:\n  - name: a\n    type: nvme\n    nvme: {nvme}\n");
+    let gpu = |gpu: &str| format!("probes:\n  - name: a\n    type: gpu\n    gpu: {gpu}\n");
+    let kmsg = |kmsg: &str| format!("probes:\n  - name: a\n    type: kmsg\n    kmsg: {kmsg}\n");
+    let rdma = |rdma: &str| format!("probes:\n  - name: a\n    type: rdma\n    rdma: {rdma}\n");
     let file =
         |more: &str| format!("probes:\n  - name: a\n    type: health-file\n    healthFile: {{path: /h/a{more}}}\n");
     let groups = |groups: &str| {
@@ -92,10 +96,9 @@ fn what_cannot_be_is_refused_by_file_line_and_field() {
         ("probes: [{type: csi}]\n".to_owned(), "warden.yaml:1: probes[0].name: is missing"),
         (
             "probes: [{name: a}]\n".to_owned(),
-            "warden.yaml:1: probes[0].type: is missing: use one of health-file, csi, exec",
+            "warden.yaml:1: probes[0].type: is missing: use one of health-file, csi, exec, rdma, nvme, gpu, kmsg",
         ),
         ("probes: [{name: A, type: csi}]\n".to_owned(), "warden.yaml:1: probes[0].name: \"A\" is no name"),
-        ("probes: [{name: a, type: rdma}]\n".to_owned(), "probes[0].type: \"rdma\" is not in this version yet"),
         ("probes: [{name: a, type: smart}]\n".to_owned(), "probes[0].type: \"smart\" is unknown"),
         (
             "probes:\n- {name: a, type: csi}\n- {name: a, type: csi}\n".to_owned(),
@@ -113,6 +116,56 @@ fn what_cannot_be_is_refused_by_file_line_and_field() {
         (probe(&format!("csi: {{socket: /{}}}", "x".repeat(107))), "probes[0].csi.socket: the path has 108 bytes"),
         (probe("exec: {command: [x]}"), "warden.yaml:4: probes[0].exec: belongs to type exec, but the type is csi"),
         ("probes: [{name: a, type: exec}]\n".to_owned(), "probes[0].exec: is missing: type exec needs it"),
+        (rdma("{devices: []}"), "warden.yaml:4: probes[0].rdma.devices: is empty"),
+        (rdma("{devices: mlx5_0}"), "warden.yaml:4: probes[0].rdma.devices: must be a list such as [a, b]"),
+        (rdma("{devices: [a/b]}"), "warden.yaml:4: probes[0].rdma.devices[0]: \"a/b\" is no device: use a name"),
+        (
+            rdma("{exclude: [\"0000:0000:0000:0000\"]}"),
+            "probes[0].rdma.exclude[0]: \"0000:0000:0000:0000\" an all-zero",
+        ),
+        (rdma("{ports: 1}"), "warden.yaml:4: probes[0].rdma.ports: must be all, or a list of port numbers such as [1]"),
+        (rdma("{ports: [0]}"), "warden.yaml:4: probes[0].rdma.ports[0]: \"0\" is no port"),
+        (rdma("{require: 0}"), "warden.yaml:4: probes[0].rdma.require: \"0\" is unknown: use all, any, or"),
+        (rdma("{minRate: fast}"), "warden.yaml:4: probes[0].rdma.minRate: \"fast\" is no rate"),
+        (rdma("{minRate: 0}"), "warden.yaml:4: probes[0].rdma.minRate: \"0\" is no rate"),
+        (
+            rdma("{deviceNodes: [umad]}"),
+            "probes[0].rdma.deviceNodes[0]: \"umad\" is unknown: use some of uverbs, rdma_cm",
+        ),
+        (rdma("{details: yes}"), "warden.yaml:4: probes[0].rdma.details: \"yes\" is not a boolean"),
+        (rdma("{device: [mlx5_0]}"), "warden.yaml:4: probes[0].rdma.device: unknown key; did you mean devices?"),
+        (nvme("{device: [nvme0]}"), "warden.yaml:4: probes[0].nvme.device: unknown key; did you mean devices?"),
+        (nvme("{devices: []}"), "warden.yaml:4: probes[0].nvme.devices: is empty"),
+        (nvme("{exclude: ['a b']}"), "probes[0].nvme.exclude[0]: \"a b\" is no controller: use a name (nvme0)"),
+        (nvme("{grace: soon}"), "probes[0].nvme.grace: \"soon\" is not a duration"),
+        (nvme("{percentageUsed: {warn: 95}}"), "probes[0].nvme.percentageUsed: has no effect without smart: true"),
+        (nvme("{smart: true, percentageUsed: {warn: 256}}"), "percentageUsed.warn: \"256\" is no limit: use percent"),
+        (
+            nvme("{smart: true, percentageUsed: {warn: 95, fail: 94}}"),
+            "warden.yaml:4: probes[0].nvme.percentageUsed.fail: 94 is below warn, which is 95",
+        ),
+        (nvme("{smart: true, temperature: {hot: 90}}"), "probes[0].nvme.temperature.hot: unknown key"),
+        (nvme("{smart: true, criticalWarning: {readonly: warn}}"), "unknown key; did you mean readOnly?"),
+        (nvme("{smart: true, spareBelowThreshold: bad}"), "\"bad\" is unknown: use ignore, warn or fail"),
+        (gpu("{count: many}"), "probes[0].gpu.count: \"many\" is no count: use 0 to 256"),
+        (gpu("{devices: [gpu0]}"), "probes[0].gpu.devices[0]: \"gpu0\" is no GPU: use a PCI address"),
+        (gpu("{vendors: [nvidia]}"), "probes[0].gpu.vendors[0]: \"nvidia\" is no PCI vendor"),
+        (gpu("{nvidiaSmi: {}}"), "probes[0].gpu.nvidiaSmi.command: is missing"),
+        (gpu("{memoryUsed: {warn: 90}}"), "probes[0].gpu.memoryUsed: has no effect without nvidiaSmi"),
+        (gpu("{xid: {fatal: [79], warn: [79]}}"), "probes[0].gpu.xid.warn[0]: 79 is listed twice: keep one"),
+        (gpu("{xid: {fatal: [x]}}"), "probes[0].gpu.xid.fatal[0]: \"x\" is no Xid: use its number"),
+        (gpu("{xid: on}"), "probes[0].gpu.xid: must be off, or a map with the keys fatal, warn"),
+        (kmsg("{since: ever}"), "probes[0].kmsg.since: \"ever\" is unknown: use now or boot"),
+        (kmsg("{builtIn: false}"), "probes[0].kmsg.builtIn: leaves no rule"),
+        (kmsg("{rules: []}"), "probes[0].kmsg.rules: is empty"),
+        (kmsg("{rules: [{name: a, class: warn}]}"), "rules[0].match: is missing: write the text of the line"),
+        (kmsg("{rules: [{name: a, match: x}]}"), "rules[0].class: is missing: say what such a line means"),
+        (kmsg("{rules: [{name: a, match: '*', class: warn}]}"), "rules[0].match: \"*\" would be found in every line"),
+        (kmsg("{rules: [{name: a, match: x, class: bad}]}"), "\"bad\" is unknown: use fatal, warn or ignore"),
+        (
+            kmsg("{rules: [{name: a, match: x, class: warn, for: recovery}]}"),
+            "rules[0].for: recovery needs until, the line that tells of it",
+        ),
         (exec("{}"), "warden.yaml:4: probes[0].exec.command: is missing"),
         (exec("{command: []}"), "warden.yaml:4: probes[0].exec.command: is empty"),
         (exec("{command: ['']}"), "warden.yaml:4: probes[0].exec.command[0]: is empty"),

@@ -7,6 +7,9 @@ use csi_warden::cli::run::RunFlags;
 use csi_warden::config::file::{self, GROUPS, PROBES};
 use csi_warden::config::written::{GROUP_KEYS, PROBE_KEYS, PROBE_TYPES};
 use csi_warden::config::yaml::{self, Node, Value as Yaml};
+use csi_warden::policy::kernel_log::Class;
+use csi_warden::policy::kernel_log_rules;
+use csi_warden::policy::xid::XidTable;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 use std::fs;
@@ -103,6 +106,22 @@ fn the_schema_has_every_key_of_probes_and_groups_and_no_other() {
     }
 }
 
+#[test]
+fn the_documents_list_every_built_in_rule_and_xid() {
+    let kernel_log = fs::read_to_string("docs/kernel-log.md").unwrap();
+    for rule in kernel_log_rules::built_in() {
+        assert!(kernel_log.contains(&format!("`{}`", rule.name)), "{}", rule.name);
+    }
+    let gpu = fs::read_to_string("docs/gpu.md").unwrap();
+    let row = |name: &str| {
+        let row = gpu.lines().find(|line| line.starts_with(&format!("| {name} |"))).unwrap();
+        row.split('|').nth(2).unwrap().split(',').map(|number| number.trim().parse().unwrap()).collect::<Vec<u32>>()
+    };
+    let table = XidTable::default();
+    let listed = |class| (0..1000).filter(|number| table.class(*number) == class).collect::<Vec<u32>>();
+    assert_eq!((row("fatal"), row("ignored")), (listed(Class::Fatal), listed(Class::Ignore)));
+}
+
 /// The `yaml` blocks of the document.
 fn examples() -> Vec<String> {
     let blocks = DOCUMENT.split("```yaml\n").skip(1);
@@ -143,7 +162,23 @@ fn the_schema_refuses_what_the_program_refuses() {
         "timeout: 3",
         "probes: []",
         "probes: [{name: a}]",
-        "probes: [{name: a, type: rdma}]",
+        "probes: [{name: a, type: smart}]",
+        "probes: [{name: a, type: nvme, nvme: {devices: []}}]",
+        "probes: [{name: a, type: nvme, nvme: {smart: true, percentageUsed: {warn: 300}}}]",
+        "probes: [{name: a, type: nvme, nvme: {smart: true, temperature: {hot: 1}}}]",
+        "probes: [{name: a, type: nvme, nvme: {smart: true, criticalWarning: {readOnly: off}}}]",
+        "probes: [{name: a, type: gpu, gpu: {count: -1}}]",
+        "probes: [{name: a, type: gpu, gpu: {xid: on}}]",
+        "probes: [{name: a, type: gpu, gpu: {nvidiaSmi: {}}}]",
+        "probes: [{name: a, type: gpu, nvme: {}}]",
+        "probes: [{name: a, type: kmsg, kmsg: {since: ever}}]",
+        "probes: [{name: a, type: kmsg, kmsg: {rules: [{name: a, match: x}]}}]",
+        "probes: [{name: a, type: kmsg, kmsg: {rules: []}}]",
+        "probes: [{name: a, type: rdma, rdma: {device: [mlx5_0]}}]",
+        "probes: [{name: a, type: rdma, rdma: {devices: []}}]",
+        "probes: [{name: a, type: rdma, rdma: {ports: 1}}]",
+        "probes: [{name: a, type: rdma, rdma: {deviceNodes: [umad]}}]",
+        "probes: [{name: a, type: csi, rdma: {}}]",
         "probes: [{name: a, type: exec}]",
         "probes: [{name: a, type: exec, exec: {}}]",
         "probes: [{name: a, type: exec, exec: {command: []}}]",

@@ -18,10 +18,9 @@ fuzz_target!(|input: &[u8]| {
     let piece_bytes = usize::from(piece_bytes) + 1;
 
     // A field of one byte can become one of three bytes, or of the whole authority; a frame header comes per 16 KiB.
-    for (rewrite, most_per_byte) in [
-        (Rewrite::Refused, 3),
-        (Rewrite::Every(LONG_AUTHORITY.to_owned()), LONG_AUTHORITY.len() + 2),
-    ] {
+    for (rewrite, most_per_byte) in
+        [(Rewrite::Refused, 3), (Rewrite::Every(LONG_AUTHORITY.to_owned()), LONG_AUTHORITY.len() + 2)]
+    {
         let output = rewritten(rewrite.clone(), &stream, piece_bytes);
         assert!(output.len() <= stream.len() * most_per_byte + 9);
         assert!(output == rewritten(rewrite, &stream, usize::MAX), "the pieces matter");

@@ -122,7 +122,13 @@ pub struct RunFlags {
     /// The socket that `csi-warden status` asks [default: DRIVER-warden-status.sock in the state folder]
     #[arg(long, value_name = "PATH", help_heading = "Health")]
     status_socket: Option<PathBuf>,
-    /// Where the host's /proc is mounted; tells this boot from the last one
+    /// Where the host's /sys is mounted, for probes of hardware
+    #[arg(long, value_name = "DIR", default_value = "/sys", help_heading = "Health")]
+    sysfs_root: PathBuf,
+    /// Where the host's /dev is mounted, for probes of hardware
+    #[arg(long, value_name = "DIR", default_value = "/dev", help_heading = "Health")]
+    dev_root: PathBuf,
+    /// Where the host's /proc is mounted; tells this boot from the last one, and probes of hardware look there
     #[arg(long, value_name = "DIR", default_value = "/proc", help_heading = "Health")]
     proc_root: PathBuf,
 
@@ -311,6 +317,8 @@ impl RunFlags {
             ("drain_timeout", "--drain-timeout"),
             ("state_dir", "--state-dir"),
             ("status_socket", "--status-socket"),
+            ("sysfs_root", "--sysfs-root"),
+            ("dev_root", "--dev-root"),
             ("proc_root", "--proc-root"),
         ];
         let proxy_only = [
@@ -359,6 +367,8 @@ impl RunFlags {
             drain_only_flags: typed_of(&drain_only),
             state_dir: self.state_dir.clone(),
             status_socket: self.status_socket.clone(),
+            sysfs_root: self.sysfs_root.clone(),
+            dev_root: self.dev_root.clone(),
             proc_root: self.proc_root.clone(),
             config: None,
             liveness_endpoint: self.liveness_endpoint.clone(),

@@ -5,6 +5,7 @@ use super::look::{Column, Look, fitting, line, row, titles, width, wrapped};
 use super::run::{Given, GivenError, RunFlags};
 use super::{USAGE, complain, fail, print, print_to_reader, usage};
 use crate::config::go_duration::GoDuration;
+use crate::probe::observed;
 use crate::status::next::shown;
 use crate::status::server::SUFFIX;
 use crate::status::snapshot::{FenceNow, PlaceNow, ProbeNow, Snapshot, VolumesNow};
@@ -364,6 +365,9 @@ fn probes(text: &mut String, probes: &[ProbeNow], look: Look) {
             let warns = if probe.on_failure == "warn" { " (only warns)" } else { "" };
             line(text, &look.cut(&format!("  {words}{warns}")));
         }
+        for seen in observed::lines(&probe.observed) {
+            line(text, &look.cut(&format!("  {seen}")));
+        }
     }
 }
 
@@ -389,6 +393,7 @@ mod tests {
             outcome: Some(outcome.into()),
             reason: (outcome != "success").then(|| "HealthFileError".into()),
             message: (outcome != "success").then(|| "mlx5_0 port 1 is DOWN ".repeat(8)),
+            observed: serde_json::Map::new(),
             age_seconds: Some(3.21),
             verdict: "healthy".into(),
             failures,

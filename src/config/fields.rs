@@ -128,6 +128,11 @@ impl<'file, 'problems> Fields<'file, 'problems> {
         format!("{}.{key}", self.path)
     }
 
+    /// The file, for the map within this one.
+    pub(super) fn file(&self) -> &'file Path {
+        self.file
+    }
+
     /// Where problems of maps within this one go.
     pub(super) fn problems(&mut self) -> &mut Vec<Problem> {
         self.problems

@@ -1,7 +1,7 @@
 //! What `run` runs with: every value typed, every contradiction found before anything is created.
 
 use super::listen::ListenAddress;
-use super::probes::{GroupSettings, ProbeSettings};
+use super::probes::{GroupSettings, HostTree, ProbeSettings};
 use super::proxy::{self, ProxySettings};
 pub use super::settings_error::{SettingsError, SettingsErrors};
 use super::source::ConfigSource;
@@ -368,6 +368,7 @@ fn defaults(typed: &Typed, driver_socket: PathBuf, found: &mut Found) -> Option<
         health_dead_after: dead_after,
         thresholds: Thresholds { failure, success },
         confirm_interval: typed.confirm_interval,
+        host: HostTree { sysfs: typed.sysfs_root.clone(), dev: typed.dev_root.clone(), proc: typed.proc_root.clone() },
     })
 }
 

@@ -62,6 +62,7 @@ impl ConfigSource {
 mod tests {
     use super::*;
     use crate::cli::run::RunFlags;
+    use crate::config::probes::HostTree;
     use crate::config::probes::ProbeKind;
     use crate::policy::probe_verdict::Thresholds;
     use clap::CommandFactory;
@@ -80,6 +81,7 @@ mod tests {
             health_dead_after: None,
             thresholds: Thresholds { failure: two, success: two },
             confirm_interval: Duration::from_secs(1),
+            host: HostTree { sysfs: "/sys".into(), dev: "/dev".into(), proc: "/proc".into() },
         };
         let file = load(path, &RunFlags::command()).unwrap();
         ConfigSource::new(&file, typed.iter().map(ToString::to_string).collect(), RunFlags::command, defaults)

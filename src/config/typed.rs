@@ -79,6 +79,10 @@ pub struct Typed {
     pub state_dir: Option<PathBuf>,
     /// `--status-socket`
     pub status_socket: Option<PathBuf>,
+    /// `--sysfs-root`
+    pub sysfs_root: PathBuf,
+    /// `--dev-root`
+    pub dev_root: PathBuf,
     /// `--proc-root`
     pub proc_root: PathBuf,
     /// `--liveness-endpoint`

@@ -2,7 +2,7 @@
 
 use super::file::{ConfigFile, Problem};
 use super::go_duration::GoDuration;
-use super::probes::{GroupSettings, OnFailure, ProbeKind, ProbeSettings, Require};
+use super::probes::{GroupSettings, HostTree, OnFailure, ProbeKind, ProbeSettings, RdmaSettings, Require};
 use super::written::{WrittenKind, WrittenProbe};
 use crate::policy::health_file::HealthFileLimits;
 use crate::policy::probe_verdict::Thresholds;
@@ -14,6 +14,9 @@ pub const FLAG_PROBE: &str = "health-file";
 
 /// A command or a call costs something; this is Kubernetes' own default.
 pub const DEFAULT_PERIOD: Duration = Duration::from_secs(10);
+
+/// Reading what the kernel knows costs next to nothing, and a cut cable should not go unseen for long.
+pub const HARDWARE_PERIOD: Duration = Duration::from_secs(1);
 
 /// A round that takes longer is no answer.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -35,6 +38,8 @@ pub struct Defaults {
     pub thresholds: Thresholds,
     /// `--confirm-interval`
     pub confirm_interval: Duration,
+    /// `--sysfs-root`, `--dev-root`, `--proc-root`
+    pub host: HostTree,
 }
 
 /// Probes and groups, ready to run.
@@ -68,7 +73,8 @@ impl Watched {
                 note(written.name.line, "name", message);
             }
             let probe = defaults.fill_in(written, &mut note);
-            if probe.timeout > probe.period {
+            // A type's own defaults are meant so.
+            if probe.timeout > probe.period && (written.timeout.is_some() || written.period.is_some()) {
                 watched.warnings.push(format!(
                     "{}:{}: probes[{at}]: timeout {} is above period {}; rounds never overlap, so a slow one delays the next",
                     file.path.display(),
@@ -165,6 +171,25 @@ impl Defaults {
                 let kind = ProbeKind::Exec { command: command.value.clone() };
                 (or(&written.period, DEFAULT_PERIOD), or(&written.timeout, DEFAULT_TIMEOUT), kind)
             }
+            WrittenKind::Nvme(nvme) => {
+                let timeout = or(&written.timeout, DEFAULT_TIMEOUT);
+                let settings = nvme.settings(&self.host, timeout);
+                // A drive is asked less often than the kernel.
+                let period = if settings.smart { DEFAULT_PERIOD } else { HARDWARE_PERIOD };
+                (or(&written.period, period), timeout, ProbeKind::Nvme(settings))
+            }
+            WrittenKind::Gpu(gpu) => {
+                let timeout = or(&written.timeout, DEFAULT_TIMEOUT);
+                (or(&written.period, DEFAULT_PERIOD), timeout, ProbeKind::Gpu(gpu.settings(&self.host, timeout)))
+            }
+            WrittenKind::Kmsg(kmsg) => {
+                let kind = ProbeKind::Kmsg(kmsg.settings(&self.host));
+                (or(&written.period, DEFAULT_PERIOD), or(&written.timeout, DEFAULT_TIMEOUT), kind)
+            }
+            WrittenKind::Rdma(written_rdma) => {
+                let kind = ProbeKind::Rdma(RdmaSettings { host: self.host.clone(), rules: written_rdma.rules() });
+                (or(&written.period, HARDWARE_PERIOD), or(&written.timeout, DEFAULT_TIMEOUT), kind)
+            }
         };
         let threshold =
             |set: &Option<super::fields::Written<_>>, default| set.as_ref().map_or(default, |set| set.value);
@@ -178,8 +203,21 @@ impl Defaults {
                 failure: threshold(&written.failure_threshold, self.thresholds.failure),
                 success: threshold(&written.success_threshold, self.thresholds.success),
             },
-            on_failure: written.on_failure.as_ref().map_or(OnFailure::Fail, |set| set.value),
+            on_failure: written.on_failure.as_ref().map_or(default_on_failure(&written.kind.value), |set| set.value),
         }
+    }
+}
+
+/// A dead GPU makes no mount unsafe.
+fn default_on_failure(kind: &WrittenKind) -> OnFailure {
+    match kind {
+        WrittenKind::Gpu(_) => OnFailure::Warn,
+        WrittenKind::HealthFile { .. }
+        | WrittenKind::Csi { .. }
+        | WrittenKind::Exec { .. }
+        | WrittenKind::Rdma(_)
+        | WrittenKind::Nvme(_)
+        | WrittenKind::Kmsg(_) => OnFailure::Fail,
     }
 }
 
@@ -209,6 +247,7 @@ mod tests {
             health_dead_after: Some(600 * SECOND),
             thresholds: Thresholds { failure: threshold(3), success: threshold(4) },
             confirm_interval: 2 * SECOND,
+            host: HostTree { sysfs: "/sys".into(), dev: "/dev".into(), proc: "/proc".into() },
         }
     }
 

@@ -2,7 +2,11 @@
 
 use super::fields::{Fields, Written, duration, positive_duration, threshold};
 use super::file::Problem;
+use super::gpu::{self, WrittenGpu};
+use super::kmsg::{self, WrittenKmsg};
+use super::nvme::{self, WrittenNvme};
 use super::probes::{OnFailure, Require};
+use super::rdma::{self, WrittenRdma};
 use super::settings::{names_a_file, unix_path};
 use super::yaml::{Node, Value, echo};
 use crate::probe::exec::Command;
@@ -17,14 +21,15 @@ pub const PROBE_KEYS: [&str; 8] =
     ["name", "type", "period", "timeout", "failureThreshold", "successThreshold", "confirmInterval", "onFailure"];
 
 /// The types, the key of each one's own settings, and the keys in there.
-pub const PROBE_TYPES: [(&str, &str, &[&str]); 3] = [
+pub const PROBE_TYPES: [(&str, &str, &[&str]); 7] = [
     ("health-file", "healthFile", &["path", "maxAge", "deadAfter"]),
     ("csi", "csi", &["socket"]),
     ("exec", "exec", &["command", "env"]),
+    ("rdma", "rdma", rdma::KEYS),
+    ("nvme", "nvme", nvme::KEYS),
+    ("gpu", "gpu", gpu::KEYS),
+    ("kmsg", "kmsg", kmsg::KEYS),
 ];
-
-/// Settled names whose part is not in this version.
-const LATER_TYPES: [&str; 4] = ["rdma", "nvme", "gpu", "kmsg"];
 
 /// Keys of a group.
 pub const GROUP_KEYS: [&str; 3] = ["name", "probes", "require"];
@@ -79,6 +84,14 @@ pub enum WrittenKind {
         /// Where the environment is written.
         env_line: Option<usize>,
     },
+    /// `rdma`
+    Rdma(WrittenRdma),
+    /// `nvme`
+    Nvme(WrittenNvme),
+    /// `gpu`
+    Gpu(WrittenGpu),
+    /// `kmsg`
+    Kmsg(WrittenKmsg),
 }
 
 /// A group.
@@ -152,12 +165,6 @@ fn kind(file: &Path, fields: &mut Fields<'_, '_>) -> Option<Written<WrittenKind>
     let node = fields.need("type", &format!("use one of {types}"))?;
     let line = node.line;
     let kind = fields.text("type", node)?;
-    if LATER_TYPES.contains(&kind) {
-        // Its own settings come with it.
-        let own = fields.take_unknown(kind).map_or("", |_| ", and remove its settings");
-        fields.wrong(line, "type", format!("{kind:?} is not in this version yet: use one of {types}{own}"));
-        return None;
-    }
     let Some((_, key, keys)) = PROBE_TYPES.into_iter().find(|(name, ..)| *name == kind) else {
         fields.wrong(line, "type", format!("{} is unknown: use one of {types}", echo(kind)));
         return None;
@@ -171,11 +178,19 @@ fn kind(file: &Path, fields: &mut Fields<'_, '_>) -> Option<Written<WrittenKind>
     }
     let settings = own.into_iter().find(|(name, ..)| *name == kind).and_then(|(_, _, node)| node);
     let Some(settings) = settings else {
-        if kind == "csi" {
-            return Some(Written { value: WrittenKind::Csi { socket: None }, line });
-        }
-        fields.wrong(line, key, format!("is missing: type {kind} needs it, with the keys {}", keys.join(", ")));
-        return None;
+        // These need no settings of their own.
+        let value = match kind {
+            "csi" => WrittenKind::Csi { socket: None },
+            "rdma" => WrittenKind::Rdma(WrittenRdma::default()),
+            "nvme" => WrittenKind::Nvme(WrittenNvme::default()),
+            "gpu" => WrittenKind::Gpu(WrittenGpu::default()),
+            "kmsg" => WrittenKind::Kmsg(WrittenKmsg::default()),
+            _ => {
+                fields.wrong(line, key, format!("is missing: type {kind} needs it, with the keys {}", keys.join(", ")));
+                return None;
+            }
+        };
+        return Some(Written { value, line });
     };
     let within = fields.within(key);
     let is_map = matches!(settings.value, Value::Map(_));
@@ -186,6 +201,10 @@ fn kind(file: &Path, fields: &mut Fields<'_, '_>) -> Option<Written<WrittenKind>
     let value = match kind {
         "health-file" => health_file(&mut own),
         "csi" => Some(WrittenKind::Csi { socket: own.parsed("socket", socket) }),
+        "rdma" => Some(WrittenKind::Rdma(WrittenRdma::read(&mut own))),
+        "nvme" => Some(WrittenKind::Nvme(WrittenNvme::read(&mut own))),
+        "gpu" => Some(WrittenKind::Gpu(WrittenGpu::read(&mut own))),
+        "kmsg" => Some(WrittenKind::Kmsg(WrittenKmsg::read(&mut own))),
         _ => exec(file, &mut own),
     };
     own.finish();
@@ -215,9 +234,15 @@ fn socket(text: &str) -> Result<PathBuf, String> {
 }
 
 fn exec(file: &Path, own: &mut Fields<'_, '_>) -> Option<WrittenKind> {
+    let (command, env_line) = command(file, own, "a list of the program and its arguments, such as [/check, --quick]")?;
+    Some(WrittenKind::Exec { command, env_line })
+}
+
+/// `command` and `env`; the latter's line, too.
+pub(super) fn command(file: &Path, own: &mut Fields<'_, '_>, hint: &str) -> Option<(Written<Command>, Option<usize>)> {
     let env = own.take("env");
     let environment = env.map(|node| environment(file, own, node)).unwrap_or_default();
-    let node = own.need("command", "a list of the program and its arguments, such as [/check, --quick]")?;
+    let node = own.need("command", hint)?;
     let words = own.texts("command", node);
     let Value::List(items) = &node.value else { return None };
     let Some((program, arguments)) = words.split_first() else {
@@ -235,10 +260,7 @@ fn exec(file: &Path, own: &mut Fields<'_, '_>) -> Option<WrittenKind> {
         arguments: arguments.iter().map(|word| word.value.into()).collect(),
         environment,
     };
-    Some(WrittenKind::Exec {
-        command: Written { value: command, line: node.line },
-        env_line: env.map(|node| node.line),
-    })
+    Some((Written { value: command, line: node.line }, env.map(|node| node.line)))
 }
 
 /// Names and values to set. A value may be a secret: no message repeats one.
@@ -327,7 +349,7 @@ impl WrittenGroup {
     }
 }
 
-fn require(text: &str) -> Result<Require, String> {
+pub(super) fn require(text: &str) -> Result<Require, String> {
     match text {
         "all" => Ok(Require::All),
         "any" => Ok(Require::Any),

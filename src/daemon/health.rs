@@ -8,6 +8,7 @@ use crate::config::settings::Health as Settings;
 use crate::config::watched::Watched;
 use crate::driver_ready::DriverReady;
 use crate::health_view::{HealthView, ProbeView};
+use crate::known_ports::KnownPorts;
 use crate::metrics::Metrics;
 use crate::parts::{Fatal, Parts};
 use crate::policy::admission::{Admission, Evidence};
@@ -18,8 +19,13 @@ use crate::policy::volumes::{InUse, VolumeTable};
 use crate::probe::Probe;
 use crate::probe::csi::Csi;
 use crate::probe::exec::Exec;
+use crate::probe::gpu::Gpu;
 use crate::probe::health_file::HealthFile;
+use crate::probe::kmsg::Kmsg;
 use crate::probe::lane::Lane;
+use crate::probe::nvme::Nvme;
+use crate::probe::observed::Observed;
+use crate::probe::rdma::Rdma;
 use crate::probe::runner::{Report, RunnerId, Schedule, run_rounds};
 use crate::proxy::gate::FenceUp;
 use crate::proxy::volumes::Volumes;
@@ -27,6 +33,7 @@ use crate::quiet::Quiet;
 use crate::state_file::StateFile;
 use crate::status::order::{FenceOrder, Ordered};
 use std::error::Error;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
@@ -49,6 +56,7 @@ pub(super) struct HealthPart {
     view: watch::Sender<HealthView>,
     rules: Rules,
     state: StateFile,
+    known: KnownPorts,
     lane: Lane,
     state_quiet: Quiet,
     /// In the policy's order.
@@ -66,6 +74,7 @@ struct Runner {
     settings: ProbeSettings,
     stop: CancellationToken,
     last: Option<(Outcome, Instant)>,
+    observed: Option<Arc<Observed>>,
     next: Option<Instant>,
     unknown_since: Option<Instant>,
     unknown_told: bool,
@@ -97,7 +106,7 @@ impl HealthPart {
     pub(super) fn start(
         settings: &Settings,
         rules_of_reaction: Rules,
-        state: StateFile,
+        (state, known): (StateFile, KnownPorts),
         heard: Heard,
         metrics: Metrics,
         ready: DriverReady,
@@ -139,6 +148,7 @@ impl HealthPart {
             view,
             rules: rules_of_reaction,
             state,
+            known,
             lane: Lane::new("state"),
             state_quiet: Quiet::default(),
             runners: Vec::new(),
@@ -180,12 +190,17 @@ impl HealthPart {
             ProbeKind::HealthFile { path, limits } => self.spawn(id, HealthFile::new(path, *limits), &settings, &stop),
             ProbeKind::Csi { socket } => self.spawn(id, Csi::new(socket, self.ready.clone()), &settings, &stop),
             ProbeKind::Exec { command } => self.spawn(id, Exec::new(command), &settings, &stop),
+            ProbeKind::Nvme(nvme) => self.spawn(id, Nvme::new(nvme), &settings, &stop),
+            ProbeKind::Gpu(gpu) => self.spawn(id, Gpu::new(gpu), &settings, &stop),
+            ProbeKind::Kmsg(kmsg) => self.spawn(id, Kmsg::new(kmsg), &settings, &stop),
+            ProbeKind::Rdma(rdma) => self.spawn(id, Rdma::new(rdma, self.known.clone()), &settings, &stop),
         }
         Runner {
             id,
             settings,
             stop,
             last: None,
+            observed: None,
             next: None,
             unknown_since: None,
             unknown_told: false,
@@ -255,6 +270,7 @@ impl HealthPart {
         self.metrics.observe_round(&runner.settings.name, &outcome, report.took);
         runner.tell(&outcome, self.policy.health());
         runner.last = Some((outcome.clone(), report.at));
+        runner.observed = report.observed;
         self.policy.observe(number, outcome, report.at.into_std())
     }
 
@@ -313,6 +329,7 @@ impl HealthPart {
             health: verdict.health(),
             last: runner.last.clone().map(|(outcome, at)| (outcome, at.into_std())),
             streak: (verdict.failures(), verdict.successes()),
+            observed: runner.observed.clone(),
             next: runner.next.map(Instant::into_std),
         });
         self.view.send_replace(HealthView {

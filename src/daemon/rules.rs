@@ -21,6 +21,11 @@ fn question(probe: &ProbeSettings) -> String {
             let names: Vec<_> = command.environment.iter().map(|(name, _)| name).collect();
             format!("exec {:?} {:?} {names:?}", command.program, command.arguments)
         }
+        ProbeKind::Rdma(rdma) => format!("rdma {rdma:?}"),
+        ProbeKind::Nvme(nvme) => format!("nvme {nvme:?}"),
+        // Values of an environment may be secrets.
+        ProbeKind::Gpu(gpu) => format!("gpu {:?} {:?} {:?} {:?}", gpu.host, gpu.select, gpu.rule, gpu.xid),
+        ProbeKind::Kmsg(kmsg) => format!("kmsg {kmsg:?}"),
     };
     format!("{kind} {:?} {:?}", probe.thresholds, probe.on_failure)
 }

@@ -236,6 +236,8 @@ fn typed(folder: &Path, registry: &Path, driver_socket: &Path, health_file: &Pat
         drain_only_flags: Vec::new(),
         state_dir: Some(folder.to_owned()),
         status_socket: None,
+        sysfs_root: PathBuf::from("/sys"),
+        dev_root: PathBuf::from("/dev"),
         proc_root: PathBuf::from("/proc"),
         health_only_flags: Vec::new(),
         config: None,

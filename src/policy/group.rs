@@ -2,7 +2,19 @@
 
 use super::outcome::Health;
 use super::probe_verdict::ProbeVerdict;
+use std::num::NonZeroU32;
 use std::time::Instant;
+
+/// How many of several must pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Require {
+    /// Every one, as outside of groups.
+    All,
+    /// One is enough.
+    Any,
+    /// At least this many.
+    AtLeast(NonZeroU32),
+}
 
 /// Probes of which at least `require` must pass. A probe outside of groups is a group of its own.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,6 +6,8 @@ use super::session::Session;
 use crate::policy::outcome::{Outcome, Reason, Severity, with_detail};
 use std::ffi::OsString;
 use std::future;
+use std::io;
+use std::process::ExitStatus;
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe::Receiver;
@@ -46,21 +48,26 @@ pub struct Command {
     pub environment: Vec<(OsString, OsString)>,
 }
 
-/// Runs the command once: exit 0 is a success, 1 a failure, anything else unknown. Its first line of output is the reason.
+/// What a command left behind.
+#[derive(Debug)]
+pub struct Ended {
+    /// How it ended.
+    pub status: io::Result<ExitStatus>,
+    /// What it wrote to its output, the first 16 KiB.
+    pub said: Vec<u8>,
+    /// Likewise, to its error output.
+    pub complained: Vec<u8>,
+}
+
+/// Runs the command once, to its end.
 ///
 /// It runs in a session of its own, and the whole session's process group is killed at the deadline, or when this is dropped.
 ///
 /// # Errors
-/// [`Abandoned`] when it had to be killed.
-pub async fn run(command: &Command, limit: Duration) -> Result<Outcome, Abandoned> {
+/// [`Abandoned`] within, when it had to be killed; the system's word when it cannot be started.
+pub async fn output(command: &Command, limit: Duration) -> io::Result<Result<Ended, Abandoned>> {
     let deadline = Instant::now() + limit;
-    let name = command.program.to_string_lossy();
-    let (mut session, outputs) = match Session::start(command) {
-        Ok(started) => started,
-        Err(error) => {
-            return Ok(Outcome::Unknown(Reason::new("ExecNotStarted", format!("cannot run {name}: {error}"))));
-        }
-    };
+    let (mut session, outputs) = Session::start(command)?;
     let (mut said, mut complained) = (Vec::new(), Vec::new());
     let ended = {
         let outputs = async {
@@ -78,26 +85,39 @@ pub async fn run(command: &Command, limit: Duration) -> Result<Outcome, Abandone
         };
         timeout_at(deadline, ended).await
     };
-    let text = first_line(&said).or_else(|| first_line(&complained)).unwrap_or_default();
     let status = match ended {
         // Whatever it left running in its session goes with it.
-        Ok(Ok(())) => session.finish(),
-        Ok(Err(error)) => {
-            return Ok(Outcome::Unknown(Reason::new("ExecUnknown", format!("cannot wait for {name}: {error}"))));
-        }
+        Ok(Ok(())) => session.finish().ok_or_else(|| io::Error::other("somebody else took its exit status")),
+        Ok(Err(error)) => Err(error),
         Err(_elapsed) => {
             session.kill();
             drop(timeout(REAP_GRACE, session.ended()).await);
-            return Err(Abandoned);
+            return Ok(Err(Abandoned));
         }
     };
+    Ok(Ok(Ended { status, said, complained }))
+}
+
+/// Runs the command once: exit 0 is a success, 1 a failure, anything else unknown. Its first line of output is the reason.
+///
+/// # Errors
+/// [`Abandoned`] when it had to be killed.
+pub async fn run(command: &Command, limit: Duration) -> Result<Outcome, Abandoned> {
+    let name = command.program.to_string_lossy();
+    let ended = match output(command, limit).await {
+        Ok(ended) => ended?,
+        Err(error) => {
+            return Ok(Outcome::Unknown(Reason::new("ExecNotStarted", format!("cannot run {name}: {error}"))));
+        }
+    };
+    let text = first_line(&ended.said).or_else(|| first_line(&ended.complained)).unwrap_or_default();
     let unknown = |message| Outcome::Unknown(Reason::new("ExecUnknown", message));
-    Ok(match status.map(|status| (status, status.code())) {
-        Some((_, Some(0))) => Outcome::Success,
-        Some((_, Some(1))) => Outcome::Failure(Reason::new("ExecFailed", text), Severity::Hard),
-        Some((_, Some(code))) => unknown(with_detail(format!("{name} exited with {code}"), &text)),
-        Some((status, None)) => unknown(format!("{name} was killed by a signal: {status}")),
-        None => unknown(format!("somebody else took the exit status of {name}")),
+    Ok(match ended.status.map(|status| (status, status.code())) {
+        Ok((_, Some(0))) => Outcome::Success,
+        Ok((_, Some(1))) => Outcome::Failure(Reason::new("ExecFailed", text), Severity::Hard),
+        Ok((_, Some(code))) => unknown(with_detail(format!("{name} exited with {code}"), &text)),
+        Ok((status, None)) => unknown(format!("{name} was killed by a signal: {status}")),
+        Err(error) => unknown(format!("cannot wait for {name}: {error}")),
     })
 }
 

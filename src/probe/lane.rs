@@ -37,6 +37,11 @@ impl Lane {
         Self { stack_bytes, ..Self::new(name) }
     }
 
+    /// Whether a job is outstanding, such as one that was abandoned.
+    pub fn is_busy(&self) -> bool {
+        self.free.available_permits() == 0
+    }
+
     /// Runs `job` on the lane.
     ///
     /// # Errors

@@ -1,15 +1,25 @@
 //! Probes: one file each, and the runner that gives them their rounds.
 
+pub mod attribute;
 pub mod csi;
 pub mod exec;
+pub mod gpu;
 pub mod health_file;
+pub mod join;
+pub mod kmsg;
 pub mod lane;
+pub mod nvme;
+pub mod observed;
+pub mod rdma;
 pub mod runner;
 mod session;
+pub mod tree;
 
 use crate::policy::outcome::Outcome;
 use lane::Abandoned;
+use observed::Observed;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Something that can be asked how the hardware is.
@@ -28,4 +38,9 @@ pub trait Probe: Send {
 
     /// Waits for a reason to run before the period is over. Cancelling it loses nothing.
     fn changed(&mut self) -> impl Future<Output = ()> + Send;
+
+    /// What the last look saw, beside its outcome. Asked once a round, so a probe keeps it until it changes.
+    fn observed(&self) -> Option<Arc<Observed>> {
+        None
+    }
 }

@@ -1,9 +1,11 @@
 //! Gives one probe its rounds: by its period, at once on an event, and again soon after a hard failure.
 
 use super::Probe;
+use super::observed::Observed;
 use crate::policy::outcome::{Outcome, Severity};
 use crate::policy::round::{Rounds, Timing};
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
@@ -35,6 +37,8 @@ pub struct Report {
     pub runner: RunnerId,
     /// Its word; `None` when it saw nothing that counts again.
     pub outcome: Option<Outcome>,
+    /// What it saw beside that, if it says so and the round counts.
+    pub observed: Option<Arc<Observed>>,
     /// When the round ended.
     pub at: Instant,
     /// How long it took.
@@ -85,17 +89,17 @@ pub async fn run_rounds<P: Probe>(
         next = planned.filter(|_| late <= ON_TIME).unwrap_or(started) + schedule.period;
         events_from = ended + EVENT_GAP;
         let stopped = rounds.stopped(Timing { late, took: ended - started });
-        let outcome = match (stopped, seen) {
+        let (outcome, observed) = match (stopped, seen) {
             (Some(stopped), _) => {
                 // It says nothing, so it is not judged; the next one follows at once.
                 next = ended + EVENT_GAP;
-                Some(stopped)
+                (Some(stopped), None)
             }
             (None, Ok(seen)) => {
                 rounds.answered();
-                probe.judge(seen, started.into_std())
+                (probe.judge(seen, started.into_std()), probe.observed())
             }
-            (None, Err(_abandoned)) => Some(rounds.abandoned()),
+            (None, Err(_abandoned)) => (Some(rounds.abandoned()), None),
         };
         match &outcome {
             Some(Outcome::Failure(_, Severity::Hard)) => {
@@ -110,6 +114,7 @@ pub async fn run_rounds<P: Probe>(
         let report = Report {
             runner,
             outcome,
+            observed,
             at: ended,
             took: ended - started,
             next: confirm_at.map_or(next, |at| at.min(next)),

@@ -176,6 +176,7 @@ mod tests {
             outcome: None,
             reason: None,
             message: None,
+            observed: serde_json::Map::new(),
             age_seconds: None,
             verdict: verdict.into(),
             failures,

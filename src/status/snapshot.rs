@@ -3,6 +3,7 @@
 use crate::config::probes::OnFailure;
 use crate::health_view::{HealthView, ProbeView};
 use crate::policy::volumes::{Completeness, InUse, VolumeTable};
+use crate::probe::observed::Observed;
 use crate::proxy::gate::FenceUp;
 use crate::registration::{Phase, Status};
 use serde::{Deserialize, Serialize};
@@ -154,7 +155,7 @@ impl VolumesNow {
 pub struct ProbeNow {
     /// Its name.
     pub name: String,
-    /// `health-file`, `csi`, `exec`.
+    /// As in the settings file: `health-file`, `csi`, `exec`, `rdma`.
     pub r#type: String,
     /// `success`, `warning`, `failure`, `unknown`; absent before its first word.
     pub outcome: Option<String>,
@@ -162,6 +163,9 @@ pub struct ProbeNow {
     pub reason: Option<String>,
     /// The reason's sentence.
     pub message: Option<String>,
+    /// What it saw, by device and port; empty for a probe that sees no devices.
+    #[serde(default)]
+    pub observed: Observed,
     /// How old its last word is.
     pub age_seconds: Option<f64>,
     /// Its own verdict.
@@ -267,6 +271,7 @@ fn probe_now(probe: &ProbeView, now: Instant) -> ProbeNow {
         outcome: outcome.map(|outcome| outcome.name().to_owned()),
         reason: reason.map(|reason| reason.code.to_owned()),
         message: reason.map(|reason| reason.message.clone()),
+        observed: probe.observed.as_deref().cloned().unwrap_or_default(),
         age_seconds: at.map(|at| seconds(now.saturating_duration_since(at))),
         verdict: probe.health.name().to_owned(),
         failures: probe.streak.0,

@@ -5,10 +5,16 @@ use crate::config::fields::Written;
 use crate::config::file::{ConfigFile, settable};
 use crate::config::go_duration::GoDuration;
 use crate::config::go_integer::{integer, level};
+use crate::config::gpu::WrittenGpu;
+use crate::config::kmsg::WrittenKmsg;
+use crate::config::nvme::WrittenNvme;
 use crate::config::probes::{GroupSettings, OnFailure, ProbeKind, ProbeSettings, Require};
+use crate::config::rdma::WrittenRdma;
 use crate::config::settings::{Health, Settings};
 use crate::config::watched::FLAG_PROBE;
 use crate::config::written::{WrittenGroup, WrittenKind, WrittenProbe};
+use crate::policy::rdma::rules::RdmaRules;
+use crate::policy::rdma::selector::Selector;
 use clap::{ArgMatches, Command};
 use serde_json::{Value, json};
 
@@ -28,7 +34,7 @@ pub(super) enum Setting {
 }
 
 /// Where flags came from.
-struct Origins<'a> {
+pub(super) struct Origins<'a> {
     file: Option<&'a ConfigFile>,
     typed: &'a [String],
 }
@@ -71,7 +77,7 @@ pub(super) fn in_force(
     all
 }
 
-const DEFAULT: &str = "default";
+pub(super) const DEFAULT: &str = "default";
 
 /// Of a flag whose default is made when the daemon starts.
 fn made_default(flag: &str, settings: &Settings, health: &Health) -> Value {
@@ -103,7 +109,7 @@ impl Origins<'_> {
         format!("{}:{line}", name.unwrap_or_default())
     }
 
-    fn written<T>(&self, written: Option<&Written<T>>, otherwise: impl FnOnce() -> String) -> String {
+    pub(super) fn written<T>(&self, written: Option<&Written<T>>, otherwise: impl FnOnce() -> String) -> String {
         written.map_or_else(otherwise, |written| self.line(written.line))
     }
 
@@ -116,7 +122,12 @@ impl Origins<'_> {
         };
         let period_flag = || match &probe.kind {
             ProbeKind::HealthFile { .. } => self.inherited("health-interval"),
-            ProbeKind::Csi { .. } | ProbeKind::Exec { .. } => default(),
+            ProbeKind::Csi { .. }
+            | ProbeKind::Exec { .. }
+            | ProbeKind::Rdma(_)
+            | ProbeKind::Nvme(_)
+            | ProbeKind::Gpu(_)
+            | ProbeKind::Kmsg(_) => default(),
         };
         let value = |value: Value, from: String| Setting::Value(value, from);
         let mut map = vec![
@@ -187,12 +198,12 @@ impl Origins<'_> {
         let default = || DEFAULT.to_owned();
         match &probe.kind {
             ProbeKind::HealthFile { path, limits } => {
-                let (path_set, age_set, dead_set) = match kind {
-                    Some(WrittenKind::HealthFile { path, max_age, dead_after }) => {
+                let (path_set, age_set, dead_set) =
+                    if let Some(WrittenKind::HealthFile { path, max_age, dead_after }) = kind {
                         (Some(path), max_age.as_ref(), dead_after.as_ref())
-                    }
-                    Some(WrittenKind::Csi { .. } | WrittenKind::Exec { .. }) | None => (None, None, None),
-                };
+                    } else {
+                        (None, None, None)
+                    };
                 let dead_after = limits.dead_after.unwrap_or_default();
                 let own = vec![
                     (
@@ -220,17 +231,15 @@ impl Origins<'_> {
                 ("healthFile", Setting::Map(own))
             }
             ProbeKind::Csi { socket } => {
-                let set = match kind {
-                    Some(WrittenKind::Csi { socket }) => socket.as_ref(),
-                    Some(WrittenKind::HealthFile { .. } | WrittenKind::Exec { .. }) | None => None,
-                };
+                let set = if let Some(WrittenKind::Csi { socket }) = kind { socket.as_ref() } else { None };
                 let from = self.written(set, || self.inherited("csi-address"));
                 ("csi", Setting::Map(vec![("socket", Setting::Value(json!(socket.to_string_lossy()), from))]))
             }
             ProbeKind::Exec { command } => {
-                let (command_set, env_line) = match kind {
-                    Some(WrittenKind::Exec { command, env_line }) => (Some(command), *env_line),
-                    Some(WrittenKind::HealthFile { .. } | WrittenKind::Csi { .. }) | None => (None, None),
+                let (command_set, env_line) = if let Some(WrittenKind::Exec { command, env_line }) = kind {
+                    (Some(command), *env_line)
+                } else {
+                    (None, None)
                 };
                 let words: Vec<_> = std::iter::once(&command.program)
                     .chain(&command.arguments)
@@ -243,15 +252,47 @@ impl Origins<'_> {
                 }
                 ("exec", Setting::Map(own))
             }
+            ProbeKind::Nvme(nvme) => {
+                let set = if let Some(WrittenKind::Nvme(set)) = kind { set.clone() } else { WrittenNvme::default() };
+                ("nvme", Setting::Map(self.nvme(nvme, &set)))
+            }
+            ProbeKind::Gpu(gpu) => {
+                let set = if let Some(WrittenKind::Gpu(set)) = kind { set.clone() } else { WrittenGpu::default() };
+                ("gpu", Setting::Map(self.gpu(gpu, &set)))
+            }
+            ProbeKind::Kmsg(kmsg) => {
+                let set = if let Some(WrittenKind::Kmsg(set)) = kind { set.clone() } else { WrittenKmsg::default() };
+                ("kmsg", Setting::Map(self.kmsg(kmsg, &set)))
+            }
+            ProbeKind::Rdma(rdma) => {
+                let set = if let Some(WrittenKind::Rdma(set)) = kind { set.clone() } else { WrittenRdma::default() };
+                ("rdma", Setting::Map(self.rdma(&rdma.rules, &set)))
+            }
         }
     }
 
+    fn rdma(&self, rules: &RdmaRules, set: &WrittenRdma) -> Vec<(&'static str, Setting)> {
+        let default = || DEFAULT.to_owned();
+        let texts = |selectors: &[Selector]| json!(selectors.iter().map(ToString::to_string).collect::<Vec<_>>());
+        let devices = if rules.devices.is_empty() { json!(["*"]) } else { texts(&rules.devices) };
+        let ports = if rules.ports.is_empty() { json!("all") } else { json!(rules.ports) };
+        let nodes = json!(rules.device_nodes.iter().map(|node| node.name()).collect::<Vec<_>>());
+        let mut own = vec![
+            ("devices", Setting::Value(devices, self.written(set.devices.as_ref(), default))),
+            ("exclude", Setting::Value(texts(&rules.exclude), self.written(set.exclude.as_ref(), default))),
+            ("ports", Setting::Value(ports, self.written(set.ports.as_ref(), default))),
+            ("require", Setting::Value(require(rules.require), self.written(set.require.as_ref(), default))),
+            ("deviceNodes", Setting::Value(nodes, self.written(set.device_nodes.as_ref(), default))),
+            ("details", Setting::Value(json!(rules.details), self.written(set.details.as_ref(), default))),
+        ];
+        if let Some(rate) = rules.min_rate {
+            own.push(("minRate", Setting::Value(json!(rate.gigabits()), self.written(set.min_rate.as_ref(), default))));
+        }
+        own
+    }
+
     fn group(&self, group: &GroupSettings, written: &WrittenGroup) -> Setting {
-        let require = match group.require {
-            Require::All => json!("all"),
-            Require::Any => json!("any"),
-            Require::AtLeast(count) => json!(count.get()),
-        };
+        let require = require(group.require);
         Setting::Map(vec![
             ("name", Setting::Value(json!(group.name), self.line(written.name.line))),
             ("probes", Setting::Value(json!(group.probes), self.line(written.probes.line))),
@@ -260,7 +301,15 @@ impl Origins<'_> {
     }
 }
 
-fn duration(value: std::time::Duration) -> Value {
+pub(super) fn require(require: Require) -> Value {
+    match require {
+        Require::All => json!("all"),
+        Require::Any => json!("any"),
+        Require::AtLeast(count) => json!(count.get()),
+    }
+}
+
+pub(super) fn duration(value: std::time::Duration) -> Value {
     json!(GoDuration(value).to_string())
 }
 

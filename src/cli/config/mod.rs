@@ -1,5 +1,6 @@
 //! `csi-warden config check` and `config print`: what a start would say, without a start.
 
+mod hardware;
 mod in_force;
 mod render;
 

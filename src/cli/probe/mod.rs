@@ -32,7 +32,8 @@ use std::process::ExitCode;
     override_usage = "csi-warden probe [FLAGS] -- COMMAND [ARGUMENT…]
        csi-warden probe [FLAGS] --config FILE [--probe NAME,…] [--csi-address PATH]
        csi-warden probe [FLAGS] --csi-address PATH
-       csi-warden probe [FLAGS] --health-file PATH"
+       csi-warden probe [FLAGS] --health-file PATH
+       csi-warden probe [FLAGS] --type TYPE [--device SELECTOR,…]"
 )]
 pub struct ProbeFlags {
     /// Ask the probes of this settings file, as `csi-warden run` would; its groups and thresholds count
@@ -47,6 +48,22 @@ pub struct ProbeFlags {
     /// Read this health file
     #[arg(long, value_name = "PATH", help_heading = "What is asked")]
     health_file: Option<PathBuf>,
+    /// Ask the hardware, by the defaults of this type of probe: rdma, nvme, gpu or kmsg
+    #[arg(long, value_name = "TYPE", help_heading = "What is asked")]
+    r#type: Option<String>,
+    /// With --type: only these devices, separated by commas; by name, pattern or address, as `devices` in a settings file. One
+    /// that is named must be there [default: every device]
+    #[arg(long, value_name = "SELECTOR,…", help_heading = "What is asked")]
+    device: Option<String>,
+    /// Where the host's /sys is mounted, for probes of hardware
+    #[arg(long, value_name = "DIR", default_value = "/sys", help_heading = "What is asked")]
+    sysfs_root: PathBuf,
+    /// Where the host's /dev is mounted, for probes of hardware
+    #[arg(long, value_name = "DIR", default_value = "/dev", help_heading = "What is asked")]
+    dev_root: PathBuf,
+    /// Where the host's /proc is mounted, for probes of hardware
+    #[arg(long, value_name = "DIR", default_value = "/proc", help_heading = "What is asked")]
+    proc_root: PathBuf,
     /// A round takes no longer; a command is killed. With --config each probe has its own [default: 3s]
     #[arg(long, value_name = "DURATION", help_heading = "What is asked")]
     timeout: Option<GoDuration>,
@@ -165,7 +182,7 @@ fn contradiction(flags: &ProbeFlags, command: &[OsString]) -> Option<String> {
     match source::given(flags, command).as_slice() {
         [] => {
             return Some(
-                "nothing to ask: give -- COMMAND [ARGUMENT…], --config FILE, --csi-address PATH or --health-file PATH"
+                "nothing to ask: give -- COMMAND [ARGUMENT…], --config FILE, --csi-address PATH, --health-file PATH or --type TYPE"
                     .to_owned(),
             );
         }
@@ -174,6 +191,9 @@ fn contradiction(flags: &ProbeFlags, command: &[OsString]) -> Option<String> {
     }
     if flags.probe.is_some() && flags.config.is_none() {
         return Some("--probe chooses among the probes of --config, which is missing".to_owned());
+    }
+    if flags.device.is_some() && flags.r#type.is_none() {
+        return Some("--device chooses among the devices of --type, which is missing".to_owned());
     }
     if !flags.env.is_empty() && command.is_empty() {
         return Some("--env is for -- COMMAND, which is missing; a settings file has its own env".to_owned());

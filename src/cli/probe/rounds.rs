@@ -4,6 +4,7 @@ use crate::config::probes::{OnFailure, ProbeKind, ProbeSettings};
 use crate::config::watched::Watched;
 use crate::daemon::rules::groups;
 use crate::driver_ready::DriverReady;
+use crate::known_ports::KnownPorts;
 use crate::metrics::Metrics;
 use crate::policy::group::GroupRule;
 use crate::policy::outcome::{Health, Outcome, Reason};
@@ -12,11 +13,17 @@ use crate::policy::round::{Rounds, Timing};
 use crate::probe::Probe;
 use crate::probe::csi::Csi;
 use crate::probe::exec::Exec;
+use crate::probe::gpu::Gpu;
 use crate::probe::health_file::HealthFile;
-use std::future::{Future, poll_fn};
+use crate::probe::join::join_all;
+use crate::probe::kmsg::Kmsg;
+use crate::probe::nvme::Nvme;
+use crate::probe::observed::Observed;
+use crate::probe::rdma::Rdma;
+use std::future::Future;
 use std::num::NonZeroU32;
 use std::pin::Pin;
-use std::task::Poll;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -25,6 +32,7 @@ use tokio::time::Instant;
 pub(super) struct Word {
     pub(super) outcome: Outcome,
     pub(super) took: Duration,
+    pub(super) observed: Option<Arc<Observed>>,
 }
 
 /// What is asked, and what it said last.
@@ -45,6 +53,10 @@ enum Kind {
     HealthFile(Box<HealthFile>),
     Csi(Csi),
     Exec(Exec),
+    Rdma(Box<Rdma>),
+    Nvme(Box<Nvme>),
+    Gpu(Box<Gpu>),
+    Kmsg(Box<Kmsg>),
 }
 
 /// What turns a verdict.
@@ -69,7 +81,7 @@ impl Asking {
     pub(super) async fn round(&mut self) {
         let rounds =
             self.probes.iter_mut().map(|probe| -> Pin<Box<dyn Future<Output = ()> + '_>> { Box::pin(probe.ask()) });
-        all(rounds.collect()).await;
+        join_all(rounds.collect()).await;
     }
 
     /// All groups must pass; one that cannot any more decides.
@@ -138,6 +150,10 @@ impl Asked {
             ProbeKind::HealthFile { path, limits } => Kind::HealthFile(Box::new(HealthFile::new(path, *limits))),
             ProbeKind::Csi { socket } => Kind::Csi(Csi::new(socket, ready.clone())),
             ProbeKind::Exec { command } => Kind::Exec(Exec::new(command)),
+            ProbeKind::Nvme(nvme) => Kind::Nvme(Box::new(Nvme::new(nvme))),
+            ProbeKind::Gpu(gpu) => Kind::Gpu(Box::new(Gpu::new(gpu))),
+            ProbeKind::Kmsg(kmsg) => Kind::Kmsg(Box::new(Kmsg::new(kmsg))),
+            ProbeKind::Rdma(rdma) => Kind::Rdma(Box::new(Rdma::new(rdma, KnownPorts::in_memory()))),
         };
         let verdict = ProbeVerdict::new(rule(&settings, thresholds));
         Self { settings, word: None, verdict, kind }
@@ -163,19 +179,23 @@ impl Asked {
             Kind::HealthFile(probe) => ask(probe.as_mut(), timeout).await,
             Kind::Csi(probe) => ask(probe, timeout).await,
             Kind::Exec(probe) => ask(probe, timeout).await,
+            Kind::Rdma(probe) => ask(probe.as_mut(), timeout).await,
+            Kind::Nvme(probe) => ask(probe.as_mut(), timeout).await,
+            Kind::Gpu(probe) => ask(probe.as_mut(), timeout).await,
+            Kind::Kmsg(probe) => ask(probe.as_mut(), timeout).await,
         };
         let took = started.elapsed();
         let stopped = Rounds::new(timeout).stopped(Timing { late: Duration::ZERO, took });
         let said = match (stopped, said) {
-            (Some(stopped), _) => Some(stopped),
-            (None, Said::Outcome(outcome)) => Some(outcome),
-            (None, Said::NoAnswer) => Some(no_answer(&self.settings)),
+            (Some(stopped), _) => Some((stopped, None)),
+            (None, Said::Outcome(outcome, observed)) => Some((outcome, observed)),
+            (None, Said::NoAnswer) => Some((no_answer(&self.settings), None)),
             (None, Said::NothingNew) => None,
         };
         match (said, &mut self.word) {
-            (Some(outcome), _) => {
+            (Some((outcome, observed)), _) => {
                 self.verdict.observe(outcome.clone(), started.into_std());
-                self.word = Some(Word { outcome, took });
+                self.word = Some(Word { outcome, took, observed });
             }
             // A health file that nobody has written again says nothing twice.
             (None, Some(word)) => word.took = took,
@@ -199,7 +219,7 @@ fn rule(settings: &ProbeSettings, thresholds: Thresholds) -> ProbeRule {
 }
 
 enum Said {
-    Outcome(Outcome),
+    Outcome(Outcome, Option<Arc<Observed>>),
     NoAnswer,
     NothingNew,
 }
@@ -207,7 +227,10 @@ enum Said {
 async fn ask(probe: &mut impl Probe, timeout: Duration) -> Said {
     let started = Instant::now().into_std();
     match probe.look(timeout).await {
-        Ok(seen) => probe.judge(seen, started).map_or(Said::NothingNew, Said::Outcome),
+        Ok(seen) => match probe.judge(seen, started) {
+            Some(outcome) => Said::Outcome(outcome, probe.observed()),
+            None => Said::NothingNew,
+        },
         Err(_abandoned) => Said::NoAnswer,
     }
 }
@@ -220,19 +243,13 @@ fn no_answer(settings: &ProbeSettings) -> Outcome {
             format!("{} did not end within {limit:?} and was killed", command.program.to_string_lossy())
         }
         ProbeKind::HealthFile { path, .. } => format!("{} could not be read within {limit:?}", path.display()),
+        ProbeKind::Nvme(nvme) => format!("{} did not answer within {limit:?}", nvme.host.sysfs.display()),
+        ProbeKind::Gpu(gpu) => format!("{} did not answer within {limit:?}", gpu.host.sysfs.display()),
+        ProbeKind::Kmsg(kmsg) => format!("{} did not answer within {limit:?}", kmsg.host.dev.display()),
+        ProbeKind::Rdma(rdma) => format!("{} did not answer within {limit:?}", rdma.host.sysfs.display()),
         ProbeKind::Csi { socket } => format!("the driver at {} did not answer within {limit:?}", socket.display()),
     };
     Outcome::Unknown(Reason::new("NotAnswering", message))
-}
-
-/// Waits for every future; they run within the caller, so that dropping it drops them at once.
-async fn all(futures: Vec<Pin<Box<dyn Future<Output = ()> + '_>>>) {
-    let mut running = futures;
-    poll_fn(|context| {
-        running.retain_mut(|future| future.as_mut().poll(context).is_pending());
-        if running.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
 }
 
 #[cfg(test)]

@@ -2,10 +2,17 @@
 
 use super::ProbeFlags;
 use crate::cli::run::{Given, GivenError, RunFlags};
-use crate::config::probes::{OnFailure, ProbeKind, ProbeSettings};
+use crate::config::gpu::{self, WrittenGpu};
+use crate::config::kmsg::WrittenKmsg;
+use crate::config::nvme::WrittenNvme;
+use crate::config::probes::{HostTree, KmsgSettings, NvmeSettings, OnFailure, ProbeKind, ProbeSettings, RdmaSettings};
 use crate::config::settings;
 use crate::config::watched::{DEFAULT_TIMEOUT, Watched};
+use crate::policy::kernel_log::Since;
+use crate::policy::nvme_selector;
 use crate::policy::probe_verdict::Thresholds;
+use crate::policy::rdma::rules::RdmaRules;
+use crate::policy::rdma::selector::Selector;
 use crate::probe::exec;
 use clap::CommandFactory;
 use std::error::Error;
@@ -40,6 +47,7 @@ pub(super) fn given(flags: &ProbeFlags, command: &[OsString]) -> Vec<&'static st
         ("--config", flags.config.is_some()),
         ("--csi-address", flags.csi_address.is_some() && flags.config.is_none()),
         ("--health-file", flags.health_file.is_some()),
+        ("--type", flags.r#type.is_some()),
     ];
     sources.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
 }
@@ -52,15 +60,14 @@ pub(super) fn watched(flags: &ProbeFlags, command: Vec<OsString>) -> Result<Watc
     let timeout = flags.timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0);
     let period = flags.period.0;
     if let Some(config) = &flags.config {
-        let watched = of_file(config, flags.csi_address.as_deref())?;
-        return chosen(watched, flags.probe.as_deref(), config);
+        return chosen(of_file(config, flags)?, flags.probe.as_deref(), config);
     }
     if let Some(address) = &flags.csi_address {
         let socket = settings::driver_socket(address).map_err(|error| SourceError::Usage(error.to_string()))?;
         return Ok(alone(CSI_PROBE, ProbeKind::Csi { socket }, period, timeout));
     }
     if let Some(path) = &flags.health_file {
-        let mut watched = of_flags(&[("--health-file", path.as_os_str())]).map_err(|error| match error {
+        let mut watched = of_flags([("--health-file", path.as_os_str())]).map_err(|error| match error {
             SourceError::Config(lines) => SourceError::Usage(lines.join("; ")),
             usage @ SourceError::Usage(_) => usage,
         })?;
@@ -71,6 +78,9 @@ pub(super) fn watched(flags: &ProbeFlags, command: Vec<OsString>) -> Result<Watc
             }
         }
         return Ok(watched);
+    }
+    if let Some(kind) = &flags.r#type {
+        return of_type(kind, flags, period, timeout);
     }
     let mut words = command.into_iter();
     let program = words.next().unwrap_or_default();
@@ -93,12 +103,72 @@ fn alone(name: &str, kind: ProbeKind, period: Duration, timeout: Duration) -> Wa
     Watched { probes: vec![probe], groups: Vec::new(), warnings: Vec::new() }
 }
 
-fn of_file(config: &Path, csi_address: Option<&str>) -> Result<Watched, SourceError> {
-    let mut flags = vec![("--config", config.as_os_str())];
+/// One probe with the defaults of its type.
+fn of_type(kind: &str, flags: &ProbeFlags, period: Duration, timeout: Duration) -> Result<Watched, SourceError> {
+    let words = flags.device.as_deref().map(|words| words.split(',').map(str::trim).filter(|word| !word.is_empty()));
+    let words: Vec<&str> = words.into_iter().flatten().collect();
+    if flags.device.is_some() && words.is_empty() {
+        return Err(SourceError::Usage("--device names no device: leave it out for every device".to_owned()));
+    }
+    let host = HostTree { sysfs: flags.sysfs_root.clone(), dev: flags.dev_root.clone(), proc: flags.proc_root.clone() };
+    let kind_of = match kind {
+        "rdma" => {
+            let devices = each(&words, Selector::parse)?;
+            ProbeKind::Rdma(RdmaSettings { host, rules: RdmaRules { devices, details: true, ..RdmaRules::default() } })
+        }
+        "nvme" => {
+            let devices = each(&words, nvme_selector::Selector::parse)?;
+            ProbeKind::Nvme(NvmeSettings { devices, ..WrittenNvme::default().settings(&host, timeout) })
+        }
+        "gpu" => {
+            let mut gpu = WrittenGpu::default().settings(&host, timeout);
+            gpu.select.devices = each(&words, |word| gpu::address(word).map_err(|_| gpu::NO_ADDRESS.to_owned()))?;
+            ProbeKind::Gpu(gpu)
+        }
+        "kmsg" if words.is_empty() => {
+            // Who asks once wants to know what has happened.
+            ProbeKind::Kmsg(KmsgSettings { since: Since::Boot, ..WrittenKmsg::default().settings(&host) })
+        }
+        "kmsg" => {
+            return Err(SourceError::Usage(
+                "--device is not for --type kmsg: the log is that of all devices".to_owned(),
+            ));
+        }
+        _ => {
+            return Err(SourceError::Usage(format!(
+                "--type={kind:?} is unknown: use rdma, nvme, gpu or kmsg; other types have flags of their own, or need --config"
+            )));
+        }
+    };
+    Ok(alone(kind, kind_of, period, timeout))
+}
+
+fn each<T>(words: &[&str], parse: impl Fn(&str) -> Result<T, String>) -> Result<Vec<T>, SourceError> {
+    let parsed = words
+        .iter()
+        .map(|word| parse(word).map_err(|message| SourceError::Usage(format!("--device: {word:?} {message}"))));
+    parsed.collect()
+}
+
+fn of_file(config: &Path, flags: &ProbeFlags) -> Result<Watched, SourceError> {
+    let mut given = vec![("--config", config.as_os_str())];
+    let roots = [
+        ("--sysfs-root", &flags.sysfs_root, "/sys"),
+        ("--dev-root", &flags.dev_root, "/dev"),
+        ("--proc-root", &flags.proc_root, "/proc"),
+    ];
+    // The file may have its own, which a flag overrides.
+    given.extend(
+        roots
+            .into_iter()
+            .filter(|(_, root, usual)| *root != Path::new(usual))
+            .map(|(flag, root, _)| (flag, root.as_os_str())),
+    );
+    let csi_address = flags.csi_address.as_deref();
     let socket = csi_address.map(settings::driver_socket).transpose();
     let socket = socket.map_err(|error| SourceError::Usage(error.to_string()))?;
-    flags.extend(csi_address.map(|address| ("--csi-address", OsStr::new(address))));
-    let mut watched = of_flags(&flags)?;
+    given.extend(csi_address.map(|address| ("--csi-address", OsStr::new(address))));
+    let mut watched = of_flags(given)?;
     if watched.probes.is_empty() {
         let message = format!("{}: it has no probes, so there is nothing to ask", config.display());
         return Err(SourceError::Config(vec![message]));
@@ -112,8 +182,8 @@ fn of_file(config: &Path, csi_address: Option<&str>) -> Result<Watched, SourceEr
 }
 
 /// As `run` with these flags alone would watch; the defaults are its own.
-fn of_flags(flags: &[(&str, &OsStr)]) -> Result<Watched, SourceError> {
-    let flags = flags.iter().map(|(name, value)| {
+fn of_flags<'a>(flags: impl IntoIterator<Item = (&'a str, &'a OsStr)>) -> Result<Watched, SourceError> {
+    let flags = flags.into_iter().map(|(name, value)| {
         let mut flag = OsString::from(name);
         flag.push("=");
         flag.push(value);

@@ -4,9 +4,8 @@ use super::rounds::{Asked, Asking};
 use crate::cli::look::{Column, Look, fitting, line, row, titles, width, wrapped};
 use crate::policy::outcome::{Health, Outcome, Reason};
 use crate::probe::health_file::UNKNOWN;
+use crate::probe::observed::{self, Observed};
 use serde::Serialize;
-use serde_json::Value;
-use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 use time::OffsetDateTime;
 
@@ -69,8 +68,8 @@ struct ProbeSaid<'a> {
     reason: Option<&'static str>,
     message: Option<&'a str>,
     duration_ms: u64,
-    /// What was seen, in figures; no probe of today has any.
-    observed: BTreeMap<&'static str, Value>,
+    /// By device and port; empty for a probe that sees no devices.
+    observed: Observed,
 }
 
 /// The last round, for machines.
@@ -84,10 +83,14 @@ pub(super) fn said(asking: &Asking, health: Health) -> Said<'_> {
             reason: reason.map(|reason| reason.code),
             message: reason.map(|reason| reason.message.as_str()),
             duration_ms: probe.word.as_ref().map_or(0, |word| milliseconds(word.took)),
-            observed: BTreeMap::new(),
+            observed: seen(probe).cloned().unwrap_or_default(),
         }
     });
     Said { health: health.name(), probes: probes.collect() }
+}
+
+fn seen(probe: &Asked) -> Option<&Observed> {
+    probe.word.as_ref()?.observed.as_deref()
 }
 
 fn milliseconds(took: Duration) -> u64 {
@@ -129,6 +132,12 @@ pub(super) fn table(asking: &Asking, health: Health, look: Look) -> String {
         line(&mut text, &row);
         for part in wrapped(&reason, look.columns.saturating_sub(2)).iter().filter(|part| !part.is_empty()) {
             line(&mut text, &format!("  {part}"));
+        }
+        for subject in seen(probe).map(observed::lines).unwrap_or_default() {
+            for (number, part) in wrapped(&subject, look.columns.saturating_sub(6)).into_iter().enumerate() {
+                let indent = if number == 0 { "  " } else { "      " };
+                line(&mut text, &look.cut(&format!("{indent}{part}")));
+            }
         }
     }
     text.trim_end().to_owned()
@@ -201,7 +210,7 @@ mod tests {
     use crate::config::watched::Watched;
     use crate::policy::outcome::Severity;
     use crate::policy::probe_verdict::Thresholds;
-    use serde_json::json;
+    use serde_json::{Value, json};
     use std::num::NonZeroU32;
     use std::time::UNIX_EPOCH;
 
@@ -225,7 +234,7 @@ mod tests {
         let watched = Watched { probes, groups: vec![], warnings: vec![] };
         let mut asking = Asking::new(watched, Counting::LastRound);
         for (probe, (_, outcome)) in asking.probes.iter_mut().zip(said) {
-            probe.word = Some(Word { outcome: outcome.clone(), took: Duration::from_millis(12) });
+            probe.word = Some(Word { outcome: outcome.clone(), took: Duration::from_millis(12), observed: None });
         }
         asking
     }
