@@ -82,6 +82,14 @@ class HttpEndpoint:
         except OSError:
             return 0
 
+    def text(self, path: str) -> str:
+        """The body at `path`; empty where nothing answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return answer.read().decode()
+        except OSError:
+            return ""
+
     def wait_http(self, path: str, wanted: int, patience: float = PATIENCE) -> None:
         wait_until(f"{path} answers {wanted}", lambda: self.http(path) == wanted, patience, 0.05)
 
@@ -221,9 +229,13 @@ class Bed:
         return agent
 
     def remember(self, gap: str | None) -> None:
-        """The next fresh agent finds what one leaves that has just ended: no volume, and why there may be others."""
+        """The next agent begins afresh, but for the table of volumes of one before it; `gap` as in `leave_table`."""
         self.count += 1
         self.state().mkdir()
+        self.leave_table(self.state(), gap)
+
+    def leave_table(self, folder: pathlib.Path, gap: str | None) -> None:
+        """What an agent leaves that has just ended: it knows of no volume, and `gap` is why there may be others."""
         left = {
             "schema": 1,
             "driver": DRIVER_NAME,
@@ -233,7 +245,7 @@ class Bed:
             "gap": gap,
             "volumes": {},
         }
-        (self.state() / f"{DRIVER_NAME}-warden-volumes.json").write_text(json.dumps(left))
+        (folder / f"{DRIVER_NAME}-warden-volumes.json").write_text(json.dumps(left))
 
     def state(self) -> pathlib.Path:
         """The folder where the agents of now keep their verdict."""

@@ -10,12 +10,11 @@ import threading
 import time
 
 from bed import Agent, Bed
-from registry import check, expect, shown
+from registry import REFUSED, check, expect, shown
 from watch import DRIVER_NAME, NODE, wait_until
 
 # Short waits of the reaction, so that a check sees its end.
 FENCING = ["--on-unhealthy=fence-then-deregister", "--deregister-after=2s"]
-REFUSED = "csi-warden: no new volumes of"
 UNREGISTERED = 3.0  # longer than --deregister-after and the kubelet's second
 
 

@@ -12,6 +12,9 @@ from watch import Failed
 # Long enough for the agent's health interval (2 s), confirm interval and recovery hold (3 s) to show an effect.
 QUIET = 8.0
 
+# How a refusal of the fence begins.
+REFUSED = "csi-warden: no new volumes of"
+
 
 @dataclass
 class Check:
