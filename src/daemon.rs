@@ -31,6 +31,7 @@ use anyhow::{Context, anyhow};
 use health::{HealthPart, Heard};
 use proxied::{Proxied, Way};
 use rules::asks;
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::Path;
 use std::time::Duration;
@@ -139,6 +140,10 @@ async fn start(
         None => Volumes::new(VolumeTable::new(Completeness::Incomplete(Gap::NotFollowed))),
     };
     let endpoint = proxied.as_ref().map_or_else(|| settings.endpoint.clone(), |proxied| proxied.endpoint.clone());
+    let topology = match (&settings.proxy, &proxied) {
+        (Some(proxy), Some(_)) => proxy.topology.clone(),
+        (Some(_) | None, _) => BTreeMap::new(),
+    };
     let (orders, ordered) = mpsc::channel(1);
     let fence = if settings.health.is_some() || proxied.is_some() {
         let health = settings.health.clone().unwrap_or_else(Health::nobody);
@@ -192,6 +197,7 @@ async fn start(
             driver_socket: settings.driver_socket.clone(),
             driver_name,
             endpoint,
+            topology,
             socket,
             timings: RegistrationTimings::default(),
         },

@@ -7,8 +7,8 @@ mod bed;
 use bed::{Agent, Bed, DRIVER, Kubelet, eventually, steadily};
 use csi_warden::api::csi::node_client::NodeClient;
 use csi_warden::api::csi::{
-    NodeExpandVolumeRequest, NodeGetCapabilitiesRequest, NodeGetInfoRequest, NodePublishVolumeRequest,
-    NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
+    NodeExpandVolumeRequest, NodeGetCapabilitiesRequest, NodeGetInfoRequest, NodeGetVolumeStatsRequest,
+    NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
 };
 use csi_warden::demo::driver::DemoDriver;
 use csi_warden::grpc::connect::{Connection, origin};
@@ -20,9 +20,20 @@ use tonic::{Code, Status};
 
 const PATIENT: [&str; 1] = ["--deregister-after=300ms"];
 
-/// Where the kubelet's records of volumes can be seen, and there are none: the table of volumes is complete.
 fn driver_socket(bed: &Bed) -> PathBuf {
     bed.at("plugins").join(DRIVER).join("csi.sock")
+}
+
+/// What an agent leaves that has just ended: it knows of no volume, with this gap in JSON.
+fn agent_before(bed: &Bed, gap: &str) {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let uptime = fs::read_to_string("/proc/uptime").unwrap();
+    let now = uptime.split('.').next().unwrap();
+    let text = format!(
+        r#"{{"schema":1,"driver":"{DRIVER}","bootId":"{}","endedBootSeconds":{now},"crashesBootSeconds":[],"gap":{gap},"volumes":{{}}}}"#,
+        boot.trim()
+    );
+    fs::write(bed.at("state").join(format!("{DRIVER}-warden-volumes.json")), text).unwrap();
 }
 
 fn agent(bed: &Bed, flags: &[&str]) -> Agent {
@@ -100,6 +111,11 @@ fn ask(bed: &Bed, command: &str, flags: &[&str]) -> (i32, String) {
 }
 
 async fn registered(bed: &Bed, flags: &[&str]) -> (DemoDriver, Kubelet, Agent) {
+    registered_after(bed, "null", flags).await
+}
+
+async fn registered_after(bed: &Bed, gap: &str, flags: &[&str]) -> (DemoDriver, Kubelet, Agent) {
+    agent_before(bed, gap);
     fs::create_dir_all(driver_socket(bed).parent().unwrap()).unwrap();
     let driver = DemoDriver::start(&driver_socket(bed), DRIVER).unwrap();
     driver.behaviour().volumes = Code::Ok;
@@ -144,6 +160,43 @@ async fn unhealthy_refuses_new_volumes_and_lets_the_old_ones_out() {
     eventually("the fence is down", || status(&bed).contains("\"up\":false")).await;
     kubelet.registered().await;
     stage(&bed, "b").await.unwrap();
+}
+
+/// The kubelet's records can be seen here, and are none: an inline volume has none.
+#[tokio::test]
+async fn volumes_that_nobody_followed_keep_a_sick_driver_registered() {
+    let bed = Bed::new();
+    let (_driver, mut kubelet, _agent) = registered_after(&bed, "\"notFollowed\"", &PATIENT).await;
+    let before = bed.identity();
+    break_it(&bed).await;
+    assert_eq!(stage(&bed, "a").await.unwrap_err().code(), Code::Unavailable, "something of it may be here");
+    steadily("registered", Duration::from_secs(1), || bed.identity() == before).await;
+    assert!(kubelet.since().is_empty());
+}
+
+/// After its own restart the kubelet publishes what running pods have, and looks after them only then.
+#[tokio::test]
+async fn a_volume_from_before_us_is_not_refused_once_the_kubelet_has_asked_about_it() {
+    let bed = Bed::new();
+    let (_driver, _kubelet, _agent) = registered_after(&bed, "\"notFollowed\"", &PATIENT).await;
+    let target = "/var/lib/kubelet/pods/uid/volumes/kubernetes.io~csi/data/mount".to_owned();
+    let request = NodeGetVolumeStatsRequest {
+        volume_id: "old".into(),
+        volume_path: target.clone(),
+        staging_target_path: String::new(),
+    };
+    node(&bed).await.node_get_volume_stats(request).await.unwrap();
+    eventually("known", || status(&bed).contains("\"volume\":\"old\"")).await;
+    break_it(&bed).await;
+    let again = |volume: &str| NodePublishVolumeRequest {
+        volume_id: volume.into(),
+        target_path: target.clone(),
+        ..Default::default()
+    };
+    stage(&bed, "old").await.unwrap();
+    node(&bed).await.node_publish_volume(again("old")).await.unwrap();
+    assert!(stage(&bed, "new").await.is_err());
+    assert!(node(&bed).await.node_publish_volume(again("new")).await.is_err());
 }
 
 #[tokio::test]

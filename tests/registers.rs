@@ -267,6 +267,22 @@ async fn a_refusal_is_told_once_and_whole_and_the_kubelets_retries_are_awaited()
     status_becomes(&address, "/registered", 200).await;
 }
 
+/// Labels outlive the driver, so a changed topology is refused for ever; the kubelet's words do not say what helps.
+#[tokio::test]
+async fn a_topology_that_differs_from_the_nodes_label_is_explained_with_the_command_that_helps() {
+    let bed = Bed::new();
+    let _driver = bed.driver();
+    let collision = r#"driver reported "x.io/rack":"r2" but existing label is "x.io/rack":"r1""#;
+    let refuse = Some(format!("detected topology value collision: {collision}"));
+    let _kubelet = bed.kubelet_with(KubeletOptions { pass: Duration::from_millis(100), refuse, ..Default::default() });
+    let address = format!("127.0.0.1:{}", bed::free_port());
+    let agent = bed.agent(&[&format!("--http-endpoint={address}")]);
+    let help = "kubectl label node NODE --overwrite x.io/rack=r2";
+    eventually("refused", || agent.log().contains("detected topology value collision")).await;
+    assert!(status_becomes(&address, "/registered", 503).await.contains(help));
+    assert!(agent.log().contains(help), "{}", agent.log());
+}
+
 /// A driver that the kubelet would refuse is not shown to it: the kubelet's back-off would outlast the trouble.
 #[tokio::test]
 async fn a_driver_whose_node_info_fails_is_not_shown() {

@@ -10,6 +10,7 @@ mod node;
 mod server;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Parser;
@@ -24,6 +25,7 @@ use crate::{
 
 /// A CSI driver for tests: every volume is a tmpfs with one file in it.
 #[derive(Parser)]
+#[command(args_override_self = true)]
 struct Args {
     /// The socket to serve; a stale one is replaced.
     #[arg(long)]
@@ -43,6 +45,10 @@ struct Args {
     /// Announces STAGE_UNSTAGE_VOLUME.
     #[arg(long)]
     stage: bool,
+    /// How long a NodeStageVolume takes, in milliseconds. It goes on when its caller hangs up, as a Go driver's does, and leaves
+    /// one more line in the log when it begins: method `NodeStageVolume-begun`.
+    #[arg(long, default_value_t = 0)]
+    stage_takes: u64,
     /// Where each call leaves a line: milliseconds since 1970, method, volume, code.
     #[arg(long)]
     log: Option<PathBuf>,
@@ -61,7 +67,7 @@ async fn main() -> anyhow::Result<()> {
     };
     let mut capabilities = vec![Capability::GetVolumeStats];
     capabilities.extend(args.stage.then_some(Capability::StageUnstageVolume));
-    let node = MountingNode::new(info, capabilities, log);
+    let node = MountingNode::new(info, capabilities, Duration::from_millis(args.stage_takes), log);
     let listener = server::bind(&args.endpoint)?;
     tokio::select! {
         ended = server::serve(listener, driver, node) => ended?,

@@ -1,6 +1,6 @@
 //! The Node service: a tmpfs for each volume.
 
-use std::{io, path::Path};
+use std::{io, path::Path, time::Duration};
 
 use csi_warden::api::csi::{
     NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetCapabilitiesRequest, NodeGetCapabilitiesResponse,
@@ -9,6 +9,8 @@ use csi_warden::api::csi::{
     NodeStageVolumeResponse, NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse, NodeUnstageVolumeRequest,
     NodeUnstageVolumeResponse, VolumeUsage, node_server::Node, node_service_capability, volume_usage,
 };
+use tokio::time::sleep;
+use tokio_util::task::TaskTracker;
 use tonic::{Request, Response, Status};
 
 use crate::{
@@ -27,13 +29,22 @@ const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
 pub(crate) struct MountingNode {
     info: NodeGetInfoResponse,
     capabilities: Vec<Capability>,
+    /// How long a stage takes.
+    stage_takes: Duration,
+    /// What goes on although its caller may have hung up.
+    under_way: TaskTracker,
     log: CallLog,
 }
 
 impl MountingNode {
     /// A node that describes itself by `info` and offers `capabilities`.
-    pub(crate) fn new(info: NodeGetInfoResponse, capabilities: Vec<Capability>, log: CallLog) -> Self {
-        Self { info, capabilities, log }
+    pub(crate) fn new(
+        info: NodeGetInfoResponse,
+        capabilities: Vec<Capability>,
+        stage_takes: Duration,
+        log: CallLog,
+    ) -> Self {
+        Self { info, capabilities, stage_takes, under_way: TaskTracker::new(), log }
     }
 
     fn stage(&self, request: &NodeStageVolumeRequest) -> Result<NodeStageVolumeResponse, Status> {
@@ -70,7 +81,16 @@ impl Node for MountingNode {
         request: Request<NodeStageVolumeRequest>,
     ) -> Result<Response<NodeStageVolumeResponse>, Status> {
         let request = request.into_inner();
-        self.log.answer("NodeStageVolume", &request.volume_id, self.stage(&request))
+        if self.stage_takes.is_zero() {
+            return self.log.answer("NodeStageVolume", &request.volume_id, self.stage(&request));
+        }
+        self.log.answer("NodeStageVolume-begun", &request.volume_id, Ok(()))?;
+        let node = self.clone();
+        let slow = self.under_way.spawn(async move {
+            sleep(node.stage_takes).await;
+            node.log.answer("NodeStageVolume", &request.volume_id, node.stage(&request))
+        });
+        slow.await.map_err(|error| Status::internal(format!("stage: {error}")))?
     }
 
     async fn node_unstage_volume(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pathlib
 import signal
@@ -80,6 +81,14 @@ class HttpEndpoint:
             return error.code
         except OSError:
             return 0
+
+    def text(self, path: str) -> str:
+        """The body at `path`; empty where nothing answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return answer.read().decode()
+        except OSError:
+            return ""
 
     def wait_http(self, path: str, wanted: int, patience: float = PATIENCE) -> None:
         wait_until(f"{path} answers {wanted}", lambda: self.http(path) == wanted, patience, 0.05)
@@ -219,6 +228,25 @@ class Bed:
         self.agents.append(agent)
         return agent
 
+    def remember(self, gap: str | None) -> None:
+        """The next agent begins afresh, but for the table of volumes of one before it; `gap` as in `leave_table`."""
+        self.count += 1
+        self.state().mkdir()
+        self.leave_table(self.state(), gap)
+
+    def leave_table(self, folder: pathlib.Path, gap: str | None) -> None:
+        """What an agent leaves that has just ended: it knows of no volume, and `gap` is why there may be others."""
+        left = {
+            "schema": 1,
+            "driver": DRIVER_NAME,
+            "bootId": pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            "endedBootSeconds": int(time.clock_gettime(time.CLOCK_BOOTTIME)),
+            "crashesBootSeconds": [],
+            "gap": gap,
+            "volumes": {},
+        }
+        (folder / f"{DRIVER_NAME}-warden-volumes.json").write_text(json.dumps(left))
+
     def state(self) -> pathlib.Path:
         """The folder where the agents of now keep their verdict."""
         return self.root / f"state-{self.count}"
@@ -274,10 +302,47 @@ class Bed:
             return None
         return socket.st_ino, socket.st_mtime_ns
 
-    def calls_of(self, method: str) -> int:
-        """How many calls of that method the driver has seen."""
+    def calls_of(self, method: str, volume: str = "", code: str = "") -> int:
+        """How many calls of that method the driver has seen: about the volume, with the code, if those are given."""
         lines = self.calls.read_text().splitlines() if self.calls.exists() else []
-        return sum(line.split()[1] == method for line in lines)
+        wanted = (method, volume, code)
+        seen = (line.split()[1:] for line in lines)
+        return sum(all(want in ("", word) for want, word in zip(wanted, words, strict=True)) for words in seen)
+
+    def volumes_called(self, prefix: str) -> set[str]:
+        """The volumes that calls were about, by their IDs' beginning."""
+        return {line.split()[2] for line in self.calls.read_text().splitlines() if line.split()[2].startswith(prefix)}
+
+    def called_at(self, method: str, volume: str) -> float:
+        """When the driver answered OK for the last time to such a call."""
+        lines = [line.split() for line in self.calls.read_text().splitlines()]
+        answered = [int(words[0]) for words in lines if words[1:] == [method, volume, "Ok"]]
+        return answered[-1] / 1000 - time.time() + time.monotonic()
+
+    def warden(self, *arguments: str) -> str:
+        """What a subcommand that asks the running agent prints; it must succeed."""
+        command = [self.agent_binary, *arguments, f"--status-socket={self.state()}/{DRIVER_NAME}-warden-status.sock"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        # A status of 1 says "not registered".
+        if done.returncode and not done.stdout:
+            raise Failed(f"csi-warden {' '.join(arguments)}: exit {done.returncode}: {done.stderr.strip()}")
+        return done.stdout
+
+    def status(self) -> dict:
+        """What `csi-warden status` knows."""
+        wait_until("the status socket", (self.state() / f"{DRIVER_NAME}-warden-status.sock").exists)
+        return json.loads(self.warden("status", "--output=json"))
+
+    def csi_node_entry(self) -> dict:
+        """What CSINode has of our driver."""
+        drivers = self.api.call("GET", f"/apis/storage.k8s.io/v1/csinodes/{NODE}")["spec"]["drivers"]
+        return next(driver for driver in drivers if driver["name"] == DRIVER_NAME)
+
+    def volume_record(self, pod: str) -> pathlib.Path:
+        """The kubelet's record of a pod's only volume of our driver; a path that may not exist."""
+        uid = self.api.call("GET", f"{self.PODS}/{pod}")["metadata"]["uid"]
+        folder = self.kubelet_root / "pods" / uid / "volumes/kubernetes.io~csi"
+        return next(folder.glob("*/vol_data.json"), folder / "vol_data.json")
 
     def mounts(self) -> list[str]:
         """The mount points of CSI volumes below the kubelet's folder."""
@@ -301,13 +366,13 @@ class Bed:
 
     PODS = "/api/v1/namespaces/default/pods"
 
-    def create_pod(self, name: str, claim: str | None = None) -> None:
-        """A pod on our node with one volume of our driver: inline, or through a claim."""
+    def create_pod(self, name: str, claim: str | None = None, node: str | None = NODE) -> None:
+        """A pod with one volume of our driver: inline, or through a claim. `node`: `None` if a scheduler is to choose."""
         volume = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"csi": {"driver": DRIVER_NAME}}
         container = {"name": "pause", "image": "localhost/pause:1", "imagePullPolicy": "Never"}
         container["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
         spec = {
-            "nodeName": NODE,  # there is no scheduler
+            **({"nodeName": node} if node else {}),
             "hostNetwork": True,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
@@ -318,6 +383,22 @@ class Bed:
         }
         self.api.call("POST", self.PODS, {"metadata": {"name": name}, "spec": spec})
 
+    def create_claim(self, name: str) -> None:
+        """A claim with its volume, both of that name. There is no controller to bind them."""
+        claims = "/api/v1/namespaces/default/persistentvolumeclaims"
+        size, modes = {"storage": "1Mi"}, ["ReadWriteOnce"]
+        spec = {"accessModes": modes, "resources": {"requests": size}, "storageClassName": "", "volumeName": name}
+        bound = {"pv.kubernetes.io/bind-completed": "yes"}  # or the scheduler waits for it
+        claim = self.api.call("POST", claims, {"metadata": {"name": name, "annotations": bound}, "spec": spec})
+        reference = {"namespace": "default", "name": name, "uid": claim["metadata"]["uid"]}
+        spec = {"accessModes": modes, "capacity": size, "storageClassName": "", "claimRef": reference}
+        spec["csi"] = {"driver": DRIVER_NAME, "volumeHandle": name}
+        self.api.call("POST", "/api/v1/persistentvolumes", {"metadata": {"name": name}, "spec": spec})
+        patch = "application/merge-patch+json"
+        self.api.call("PATCH", f"/api/v1/persistentvolumes/{name}/status", {"status": {"phase": "Bound"}}, patch)
+        status = {"phase": "Bound", "accessModes": modes, "capacity": size}
+        self.api.call("PATCH", f"{claims}/{name}/status", {"status": status}, patch)
+
     def wait_running(self, name: str, patience: float = 150) -> str:
         """Waits until the pod runs; returns what the container reads from `volume_id`.
 
@@ -325,12 +406,16 @@ class Bed:
         """
 
         def started() -> str | None:
-            status = (self.api.find(f"{self.PODS}/{name}") or {}).get("status", {})
-            states = status.get("containerStatuses") or [{}]
-            return states[0].get("containerID") if "running" in states[0].get("state", {}) else None
+            container = self.container_of(name)
+            return container.get("containerID") if "running" in container.get("state", {}) else None
 
         pid = self.pid_of(wait_until(f"pod {name} runs", started, patience, 0.1))
         return pathlib.Path(f"/proc/{pid}/root/data/volume_id").read_text()
+
+    def container_of(self, name: str) -> dict:
+        """The status of a pod's only container; empty until the kubelet has told."""
+        status = (self.api.find(f"{self.PODS}/{name}") or {}).get("status", {})
+        return (status.get("containerStatuses") or [{}])[0]
 
     def pid_of(self, container_id: str) -> int:
         """The first process of a running container, by the id that the API has for it."""
@@ -342,10 +427,15 @@ class Bed:
         """Waits for an event of the pod that contains `text`."""
 
         def found() -> str | None:
-            events = self.api.call("GET", f"/api/v1/namespaces/default/events?fieldSelector=involvedObject.name%3D{pod}")
-            return next((item["message"] for item in events["items"] if text in item.get("message", "")), None)
+            return next((message for message in self.events(pod) if text in message), None)
 
         return wait_until(f"an event of {pod} with {text!r}", found, patience, 0.1)
+
+    def events(self, pod: str = "") -> list[str]:
+        """The texts of a pod's events, or of all."""
+        selector = f"?fieldSelector=involvedObject.name%3D{pod}" if pod else ""
+        items = self.api.call("GET", f"/api/v1/namespaces/default/events{selector}")["items"]
+        return [item.get("message", "") for item in items]
 
     def delete_pod(self, name: str) -> None:
         with contextlib.suppress(urllib.error.HTTPError):

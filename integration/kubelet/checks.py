@@ -15,57 +15,14 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from bed import Bed
 from image import is_static
+from registry import CHECKS, QUIET, REFUSED, Check, check, expect, shown, stays
 from sidecar import LIVENESS, MEMORY_LIMIT, REGISTRAR, sidecar
 from watch import DRIVER_NAME, NODE, Failed, wait_until
 
 NOT_REGISTERED = "not found in the list of registered CSI drivers"
-# Long enough for the agent's health interval (2 s), confirm interval and recovery hold (3 s) to show an effect.
-QUIET = 8.0
-
-
-@dataclass
-class Check:
-    """One promise and how to see it kept."""
-
-    name: str
-    needs_health: bool
-    group: str
-    run: Callable[[Bed], str]
-
-
-CHECKS: list[Check] = []
-
-
-def check(*, health: bool = True, group: str = "process"):
-    """Adds a function to the checks; `health`: it needs an agent that takes --health-file; `group`: what the agent is."""
-
-    def add(function: Callable[[Bed], str]) -> Callable[[Bed], str]:
-        CHECKS.append(Check(function.__name__.replace("_", "-"), health, group, function))
-        return function
-
-    return add
-
-
-def expect(good: object, otherwise: str) -> None:
-    """Fails the check unless `good`."""
-    if not good:
-        raise Failed(otherwise)
-
-
-def stays(bed: Bed, then: float, what: str, seconds: float = QUIET) -> None:
-    """Waits, and expects that neither the socket nor CSINode changed since `then`."""
-    time.sleep(max(0.0, then + seconds - time.monotonic()))
-    expect(not bed.folder.since(then), f"{what}: the socket changed: {shown(bed.folder.since(then), then)}")
-    expect(not bed.csi_node.since(then), f"{what}: CSINode changed: {shown(bed.csi_node.since(then), then)}")
-
-
-def shown(changes: list, then: float) -> str:
-    return ", ".join(f"{what} at +{at - then:.2f} s" for at, what in changes)
 
 
 def withdraw(bed: Bed) -> float:
@@ -104,8 +61,7 @@ def registers(bed: Bed) -> str:
     agent = bed.start_agent(fresh=True)
     socket = bed.folder.wait("shown", agent.started)
     csi_node = bed.csi_node.wait(True, agent.started)
-    drivers = bed.api.call("GET", f"/apis/storage.k8s.io/v1/csinodes/{NODE}")["spec"]["drivers"]
-    entry = next(driver for driver in drivers if driver["name"] == DRIVER_NAME)
+    entry = bed.csi_node_entry()
     expect(entry["nodeID"] == NODE, f"nodeID {entry['nodeID']!r}")
     expect(entry["allocatable"] == {"count": 16}, f"allocatable {entry.get('allocatable')}")
     expect(entry["topologyKeys"] == ["topology.csi-warden.example/rack"], f"topologyKeys {entry.get('topologyKeys')}")
@@ -193,19 +149,7 @@ def pod_mounts(bed: Bed) -> str:
 def staged_volume(bed: Bed) -> str:
     """A pod with a claim: stage, publish, unpublish, unstage all reach the driver."""
     name = f"staged-{int(time.time())}"
-    claim = "/api/v1/namespaces/default/persistentvolumeclaims"
-    size, modes = {"storage": "1Mi"}, ["ReadWriteOnce"]
-    spec = {"accessModes": modes, "resources": {"requests": size}, "storageClassName": "", "volumeName": name}
-    bound = bed.api.call("POST", claim, {"metadata": {"name": name}, "spec": spec})
-    reference = {"namespace": "default", "name": name, "uid": bound["metadata"]["uid"]}
-    spec = {"accessModes": modes, "capacity": size, "storageClassName": "", "claimRef": reference}
-    spec["csi"] = {"driver": DRIVER_NAME, "volumeHandle": name}
-    bed.api.call("POST", "/api/v1/persistentvolumes", {"metadata": {"name": name}, "spec": spec})
-    # There is no controller to bind them.
-    patch = "application/merge-patch+json"
-    bed.api.call("PATCH", f"/api/v1/persistentvolumes/{name}/status", {"status": {"phase": "Bound"}}, patch)
-    status = {"phase": "Bound", "accessModes": modes, "capacity": size}
-    bed.api.call("PATCH", f"{claim}/{name}/status", {"status": status}, patch)
+    bed.create_claim(name)
     methods = ["NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"]
     before = [bed.calls_of(method) for method in methods]
     with bed.pod(name, claim=name):
@@ -616,34 +560,44 @@ def container_deleted(bed: Bed) -> str:
 
 @check(group="container")
 def container_health(bed: Bed) -> str:
-    """A prober container and a shared folder: bad hardware deregisters, good registers, and a kill changes neither."""
+    """A prober container and a shared folder: bad hardware fences, good lets in again, and a kill changes neither."""
     with sidecar(bed, "health", health=True) as pod:
         bed.csi_node.wait(True, pod.started)
         pod.wait_ready()
         broken = pod.broken()
-        gone = bed.folder.wait("gone", broken) - broken
-        left = bed.csi_node.wait(False, broken) - broken
+        pod.wait_fenced()
+        up = time.monotonic() - broken
+        # What the defaults do where nobody followed the volumes from the boot on: they may be here, so it stays registered.
+        bed.create_pod("waits-for-repair")
+        bed.wait_event("waits-for-repair", REFUSED)
+        time.sleep(QUIET)
+        expect(bed.csi_node.present, "withdrawn with volumes that nobody knows")
         pod.wait_http("/healthz", 200)
         pod.wait_http("/readyz", 200)
-        # Killed while withdrawn: its verdict lies beside the driver's socket, in the host's folder.
+        # Its verdict lies beside the driver's socket, in the host's folder.
         then = time.monotonic()
         os.kill(pod.pid(), signal.SIGKILL)
         restarted = pod.wait_ready(restarts=1) - then
-        stays(bed, then, "restarted while unhealthy", restarted + QUIET)
+        pod.wait_fenced()
+        time.sleep(QUIET)
+        expect("running" not in bed.container_of("waits-for-repair").get("state", {}), "a pod got in")
         repaired = pod.repair()
-        shown_after = bed.folder.wait("shown", repaired) - repaired
-        back = bed.csi_node.wait(True, repaired) - repaired
-        pod.wait_http("/registered", 200)
-        mounted = mounts(bed, "after-repair")
+        bed.wait_running("waits-for-repair")
+        runs = time.monotonic() - repaired
+        bed.delete_pod("waits-for-repair")
+        bed.wait_deleted("waits-for-repair")
         expect(pod.container("prober")["restartCount"] == 0, "the prober was restarted")
         memory = pod.memory()
         expect(pod.container()["restartCount"] == 1, "restarted more than once")
     return (
-        f"broken -> socket gone {gone:.2f} s, CSINode {left:.2f} s (checked every 1.5 s); killed: ready again "
-        f"{restarted:.2f} s, stayed out; repaired -> socket {shown_after:.2f} s (hold 3 s), CSINode {back:.2f} s, a pod "
-        f"runs after {mounted:.1f} s; cgroup peak {memory['peak'] / 1048576:.1f} MiB"
+        f"broken -> fenced {up:.2f} s (checked every 1.5 s), registered; killed: ready again {restarted:.2f} s, fenced; "
+        f"repaired -> the waiting pod runs {runs:.1f} s (hold 3 s); cgroup peak {memory['peak'] / 1048576:.1f} MiB"
     )
 
+
+# --- the fence -------------------------------------------------------------------------------------------------------
+
+import fence_checks  # noqa: E402, F401 - its checks come here, before the last one
 
 # --- the end ---------------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 #
 #   cluster.sh up DIR                    install, start everything, wait until it answers
 #   cluster.sh down DIR                  stop everything that runs/*.pid names, unmount; DIR stays
-#   cluster.sh start|stop DIR NAME       one of: etcd containerd apiserver kubelet
+#   cluster.sh start|stop DIR NAME       one of: etcd containerd apiserver kubelet scheduler; `up` starts all but the last
 #   cluster.sh kubectl DIR ARGS…
 #
 # Environment: KUBE_VERSION, API_PORT, ETCD_PORT (and the one after it), KUBELET_PORT, CSI_WARDEN_CACHE. The ports of a
@@ -34,7 +34,9 @@ install() {
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
   fi
   mkdir -p "$cache"
-  [ -x "$cache/kubelet" ] && [ -x "$cache/kube-apiserver" ] && [ -x "$cache/kubectl" ] || build_kubernetes
+  local name missing=()
+  for name in kubelet kube-apiserver kubectl kube-scheduler; do [ -x "$cache/$name" ] || missing+=("$name"); done
+  [ ${#missing[@]} -eq 0 ] || build_kubernetes "${missing[@]}"
   if [ ! -f "$cache/pause.tar" ]; then
     # the sandbox image that every pod needs; it is the test pods' container too
     echo 'int pause(void);int main(void){for(;;)pause();}' | cc -x c -static -Os -o "$cache/pause" -
@@ -44,17 +46,19 @@ install() {
 
 build_kubernetes() {
   command -v go >/dev/null || { echo "building Kubernetes $version takes a recent Go, from https://go.dev/dl" >&2; exit 1; }
-  echo "building Kubernetes $version into $cache, once: some minutes" >&2
-  local staging=v0.${version#1.} build; build=$(mktemp -d)
+  echo "building $* of Kubernetes $version into $cache, once: some minutes" >&2
+  local staging=v0.${version#1.} build commands=("${@/#/k8s.io/kubernetes/cmd/}"); build=$(mktemp -d)
   # The staging modules have to be named one by one: a release carries them as v0.MINOR.PATCH.
   (
     cd "$build"
-    { printf 'module cluster\n\ngo 1.26.0\n\ntool (\n\tk8s.io/kubernetes/cmd/kubelet\n\tk8s.io/kubernetes/cmd/kube-apiserver\n\tk8s.io/kubernetes/cmd/kubectl\n)\n\nrequire k8s.io/kubernetes v%s\n\n' "$version"
+    { printf 'module cluster\n\ngo 1.26.0\n\ntool (\n'
+      printf '\t%s\n' "${commands[@]}"
+      printf ')\n\nrequire k8s.io/kubernetes v%s\n\n' "$version"
       go mod download -json "k8s.io/kubernetes@v$version" | sed -n 's/.*"GoMod": "\(.*\)",/\1/p' | xargs cat |
         awk '/^\tk8s.io\/[a-z-]+ v0.0.0$/ {print $1}' | sort -u | while read -r m; do echo "replace $m => $m $staging"; done; } > go.mod
     go mod tidy
     mkdir bin
-    go build -o bin/ k8s.io/kubernetes/cmd/kubelet k8s.io/kubernetes/cmd/kube-apiserver k8s.io/kubernetes/cmd/kubectl
+    go build -o bin/ "${commands[@]}"
     mv bin/* "$cache/"
   )
   rm -rf "$build"
@@ -97,6 +101,8 @@ start() {
     kubelet)
       spawn kubelet "$cache/kubelet" --config=kubelet.yaml --kubeconfig=kubeconfig --root-dir="$dir/kubelet" --hostname-override=node1 --v=4
       wait_for port_open "$kubelet_port" ;;
+    scheduler)
+      spawn scheduler "$cache/kube-scheduler" --kubeconfig=kubeconfig --leader-elect=false --secure-port=0 --v=3 ;;
     *) usage ;;
   esac
 }

@@ -85,6 +85,43 @@ def starts(bed: Bed, table: Table, name: str, rounds: int, *, health: bool) -> N
     table.row(f"{name}: started -> socket shown", samples)
 
 
+def mount_times(bed: Bed, table: Table, rounds: int) -> None:
+    """Pods with a staged volume, by turns through the proxy and without it."""
+    ways = {"through the proxy": ["--on-unhealthy=fence"], "without": ["--proxy=off"]}
+    mounted: dict[str, list[float]] = {way: [] for way in ways}
+    running: dict[str, list[float]] = {way: [] for way in ways}
+    bed.health.write("OK")
+    for turn in range(2):
+        for way, flags in ways.items():
+            bed.end_agents()
+            agent = bed.start_agent(*flags, fresh=True)
+            agent.wait_http("/registered", 200)
+            for index in range((rounds + 1) // 2):
+                name = f"mount-{way.split()[0]}-{turn}-{index}"
+                bed.create_claim(name)
+                then = time.monotonic()
+                with bed.pod(name, claim=name):
+                    wait_until("it runs", lambda name=name: "running" in bed.container_of(name).get("state", {}))
+                    running[way].append(time.monotonic() - then)
+                mounted[way].append(mount_time(bed, name))
+    for way in ways:
+        table.row(f"{way}: the kubelet stages and publishes a volume", mounted[way])
+        table.row(f"{way}: pod created -> its container runs", running[way])
+    bed.end_agents()
+
+
+def mount_time(bed: Bed, volume: str) -> float:
+    """How long the kubelet took by its own log, from its decision to the volume published."""
+
+    def seconds(words: str) -> float:
+        line = next(line for line in lines if words in line and f'for volume \\"{volume}\\"' in line)
+        hours, minutes, rest = line.split()[1].split(":")
+        return int(hours) * 3600 + int(minutes) * 60 + float(rest)
+
+    lines = (bed.root / "log/kubelet.log").read_text(errors="replace").splitlines()
+    return (seconds("MountVolume.SetUp succeeded") - seconds("MountVolume started")) % 86400
+
+
 def footprint(bed: Bed, table: Table, name: str, *, health: bool) -> None:
     """Memory and threads at rest, after a registration."""
     agent = bed.start_agent(health=health, fresh=True)
@@ -119,6 +156,7 @@ def main() -> int:
         table = Table()
         if bed.has_health:
             bed.health.write("OK")
+            mount_times(bed, table, rounds)
             health_rounds(bed, table, rounds)
             starts(bed, table, "csi-warden, health file", rounds, health=True)
             footprint(bed, table, "csi-warden, health file", health=True)

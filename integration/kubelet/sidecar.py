@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import re
 import subprocess
 import time
 
@@ -167,6 +168,11 @@ class Sidecar(HttpEndpoint):
         wait_until(f"{self.name} ready, {restarts} restarts", ready, pause=0.1)
         return time.monotonic()
 
+    def wait_fenced(self) -> None:
+        """Waits until the fence is up, by the registrar's metrics."""
+        up = re.compile(r'^csi_warden_fenced\{.*by="health".*\} 1$', re.MULTILINE)
+        wait_until("the fence up", lambda: up.search(self.text("/metrics")), pause=0.05)
+
     def pid(self) -> int:
         """The registrar's process, as the host sees it."""
         return self.bed.pid_of(self.container()["containerID"])
@@ -216,8 +222,9 @@ def sidecar(bed: Bed, name: str, *, health: bool = False):
     load_images(bed)
     bed.start_over()
     bed.csi_node.wait(False)
-    for state in bed.driver_socket.parent.glob("*-warden.json"):
+    for state in bed.driver_socket.parent.glob("*-warden*.json"):
         state.unlink()
+    bed.leave_table(bed.driver_socket.parent, "notFollowed")
     pod = Sidecar(bed, name, health=health)
     pod.create()
     try:

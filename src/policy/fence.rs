@@ -4,7 +4,6 @@
 //! up, even where an earlier call may yet put something there; any other makes it come back to unstage.
 
 use super::volumes::{Completeness, Kind, VolumeCall, VolumeTable};
-use std::time::Duration;
 
 /// The whole message. An event's text is cut at 1 KiB, and the kubelet puts its own words before ours.
 const MOST_BYTES: usize = 512;
@@ -92,10 +91,8 @@ pub struct Fence<'a> {
     pub driver: &'a str,
     /// What is broken, such as `PortDown: mlx5_0 port 1 is DOWN`, or who put up the fence and why.
     pub reason: &'a str,
-    /// Since when, in UTC, if the wall clock is worth telling.
-    pub since_utc: Option<&'a str>,
-    /// For how long.
-    pub for_so_long: Duration,
+    /// Since when, in UTC.
+    pub since_utc: &'a str,
 }
 
 /// The answer to a call.
@@ -141,7 +138,9 @@ pub fn judge(
 
 fn is_repeated(call: &VolumeCall, table: &VolumeTable) -> bool {
     match call {
-        VolumeCall::Stage { volume, path } => table.is_at(volume, Kind::Staged, path),
+        VolumeCall::Stage { volume, path } => {
+            table.is_at(volume, Kind::Staged, path) || table.was_staged_before(volume)
+        }
         VolumeCall::Publish { volume, target } => table.is_at(volume, Kind::Published, target),
         VolumeCall::Unstage { .. } | VolumeCall::Unpublish { .. } | VolumeCall::Expand { .. } => false,
     }
@@ -158,15 +157,15 @@ fn nothing_can_be_here(call: &VolumeCall, table: &VolumeTable) -> bool {
 }
 
 /// One line that says what is broken, since when, and how to override; at most 512 bytes.
+///
+/// The same for as long as the fence is up for the same reason: of a text that changes the kubelet makes a new Event object with each
+/// try, of one that does not it only counts.
 pub fn message(fence: &Fence<'_>) -> String {
     let driver = one_line(fence.driver, MOST_NAME_BYTES);
-    let since = match fence.since_utc {
-        Some(utc) => format!("since {}, {}", one_line(utc, 32), rounded(fence.for_so_long)),
-        None => format!("for {}", rounded(fence.for_so_long)),
-    };
+    let since = one_line(fence.since_utc, 32);
     let before = format!("csi-warden: no new volumes of {driver} on this node: ");
     let after = format!(
-        " ({since}). Volumes in use can still be unmounted. To override, on the node: csi-warden fence off --for 30m --reason …"
+        " (since {since}). Volumes in use can still be unmounted. To override, on the node: csi-warden fence off --for 30m --reason …"
     );
     let reason = one_line(fence.reason, MOST_BYTES - before.len() - after.len());
     format!("{before}{reason}{after}")
@@ -196,18 +195,6 @@ fn one_line(text: &str, most_bytes: usize) -> String {
     line
 }
 
-/// In the two largest units: `45s`, `12m 5s`, `3h 7m`, `2d 4h`.
-fn rounded(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
-    match (days, hours, minutes) {
-        (0, 0, 0) => format!("{seconds}s"),
-        (0, 0, _) => format!("{minutes}m {}s", seconds % 60),
-        (0, ..) => format!("{hours}h {minutes}m"),
-        _ => format!("{days}d {hours}h"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -217,8 +204,7 @@ mod tests {
     const FENCE: Fence<'_> = Fence {
         driver: "rdma.example.com",
         reason: "PortDown: mlx5_0 port 1 is DOWN, physically Polling",
-        since_utc: Some("2026-11-30T22:38:37Z"),
-        for_so_long: Duration::from_secs(725),
+        since_utc: "2026-11-30T22:38:37Z",
     };
 
     fn stage(path: &str) -> VolumeCall {
@@ -346,27 +332,17 @@ mod tests {
 
     #[test]
     fn message_says_what_is_broken_since_when_and_how_to_override() {
-        insta::assert_snapshot!(message(&FENCE), @"csi-warden: no new volumes of rdma.example.com on this node: PortDown: mlx5_0 port 1 is DOWN, physically Polling (since 2026-11-30T22:38:37Z, 12m 5s). Volumes in use can still be unmounted. To override, on the node: csi-warden fence off --for 30m --reason …");
-        let without_clock = Fence { since_utc: None, reason: "a\n\tb\u{7}\u{202e}c", ..FENCE };
-        let text = message(&without_clock);
-        assert!(text.contains("on this node: a bc (for 12m 5s)."), "{text}");
-    }
-
-    #[test]
-    fn times_are_told_in_two_units() {
-        for (seconds, text) in
-            [(0, "0s"), (59, "59s"), (60, "1m 0s"), (3_599, "59m 59s"), (11_225, "3h 7m"), (187_200, "2d 4h")]
-        {
-            assert_eq!(rounded(Duration::from_secs(seconds)), text);
-        }
+        insta::assert_snapshot!(message(&FENCE), @"csi-warden: no new volumes of rdma.example.com on this node: PortDown: mlx5_0 port 1 is DOWN, physically Polling (since 2026-11-30T22:38:37Z). Volumes in use can still be unmounted. To override, on the node: csi-warden fence off --for 30m --reason …");
+        let text = message(&Fence { reason: "a\n\tb\u{7}\u{202e}c", ..FENCE });
+        assert!(text.contains("on this node: a bc (since "), "{text}");
     }
 
     proptest! {
         #[test]
-        fn message_is_one_short_line_whatever_it_tells(driver in ".*", reason in ".*", utc in ".*", seconds: u64) {
+        fn message_is_one_short_line_whatever_it_tells(driver in ".*", reason in ".*", utc in ".*") {
             let long = reason.repeat(40);
             for reason in [&reason, &long] {
-                let fence = Fence { driver: &driver, reason, since_utc: Some(&utc), for_so_long: Duration::from_secs(seconds) };
+                let fence = Fence { driver: &driver, reason, since_utc: &utc };
                 let text = message(&fence);
                 prop_assert!(text.len() <= MOST_BYTES, "{} bytes", text.len());
                 prop_assert!(!text.contains(char::is_control));

@@ -326,6 +326,22 @@ impl VolumeTable {
         }
     }
 
+    /// Whether the driver's answer about a volume published there could tell the table something that it lacks; then a mark for
+    /// [`Self::answered_at`]. Nobody tells of volumes from before us but the kubelet, which asks for the usage of each.
+    pub fn could_learn(&self, volume: &str, target: &str) -> Option<u64> {
+        let complete = self.completeness == Completeness::Complete;
+        let known = self.volumes.get(volume).is_some_and(|known| known.places.contains_key(&published(target)));
+        let under_way = self.flights.values().any(|flight| subject(&flight.call).0 == volume);
+        (!complete && !known && !under_way && is_kubelets_target(target)).then_some(self.next)
+    }
+
+    /// The driver answered OK about the volume at this target: it is published there, unless anything was asked for meanwhile.
+    pub fn answered_at(&mut self, volume: String, target: String, mark: u64) {
+        if self.next == mark {
+            self.insert(Place { volume, kind: Kind::Published, path: target, presence: Presence::There });
+        }
+    }
+
     /// Takes note of a call that is about to be forwarded.
     pub fn begin(&mut self, call: &VolumeCall) -> CallId {
         let id = self.next;
@@ -412,6 +428,15 @@ impl VolumeTable {
         entry.is_some_and(|entry| {
             entry.removing == 0 && matches!(entry.presence, Some(Presence::There | Presence::Renewing))
         })
+    }
+
+    /// Whether the volume was surely staged before us, wherever: it is published here, and nobody saw it staged.
+    pub fn was_staged_before(&self, volume: &str) -> bool {
+        let Some(known) = self.volumes.get(volume) else { return false };
+        let published = |entry: &Entry| matches!(entry.presence, Some(Presence::There | Presence::Renewing));
+        self.completeness != Completeness::Complete
+            && known.places.keys().all(|(kind, _)| *kind == Kind::Published)
+            && known.places.values().any(published)
     }
 
     /// Whether the volume is, or may be, staged anywhere.
@@ -532,6 +557,18 @@ fn subject(call: &VolumeCall) -> (&str, Option<(Kind, &str, Verb)>) {
     }
 }
 
+fn published(target: &str) -> (Kind, String) {
+    (Kind::Published, target.to_owned())
+}
+
+/// Whether the kubelet publishes volumes at such a path, as files or as a block device, and will unpublish it there.
+///
+/// Source: <https://github.com/kubernetes/kubernetes/blob/v1.36.2/pkg/volume/csi/csi_mounter.go>, and csi_block.go
+fn is_kubelets_target(path: &str) -> bool {
+    let files = path.ends_with("/mount") && path.contains("/volumes/kubernetes.io~csi/");
+    files || path.contains("/kubernetes.io/csi/volumeDevices/publish/")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -568,6 +605,32 @@ mod tests {
 
     fn presence(table: &VolumeTable) -> Option<Presence> {
         table.places().next().map(|place| place.presence)
+    }
+
+    #[test]
+    fn a_volume_from_before_us_is_learnt_from_an_answer_about_it() {
+        let target = "/var/lib/kubelet/pods/uid/volumes/kubernetes.io~csi/pv/mount";
+        let learn = |table: &mut VolumeTable, mark: Option<u64>| {
+            table.answered_at("v".into(), target.into(), mark.unwrap());
+            table.is_at("v", Kind::Published, target)
+        };
+        let mut table = VolumeTable::new(Completeness::Incomplete(Gap::NotFollowed));
+        let mark = table.could_learn("v", target);
+        let unpublish = VolumeCall::Unpublish { volume: "v".into(), target: target.into() };
+        let id = table.begin(&unpublish);
+        assert_eq!(table.could_learn("v", target), None, "it is on its way out");
+        table.end(id, End::Code(0));
+        assert!(!learn(&mut table, mark), "it went meanwhile");
+        let mark = table.could_learn("v", target);
+        assert!(learn(&mut table, mark));
+        assert_eq!((table.could_learn("v", target), table.in_use()), (None, InUse::Yes(1)), "known");
+        assert!(table.was_staged_before("v") && !table.was_staged_before("w"));
+        let id = table.begin(&unpublish);
+        table.end(id, End::Code(0));
+        assert_eq!(table.in_use(), InUse::Unknown, "out again");
+        assert!(!table.was_staged_before("v"));
+        assert_eq!(table.could_learn("v", "/var/lib/kubelet/plugins/kubernetes.io/csi/d/x/globalmount"), None);
+        assert_eq!(VolumeTable::new(Completeness::Complete).could_learn("v", target), None, "nothing to learn");
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! What each call about a volume passes: the fence, and the table of volumes in use.
 
 use super::body::{Stopped, gather};
+use super::message;
+use super::node_info::{self, Limit};
 use super::volumes::{CallUnderWay, Volumes};
-use super::{message, node_info};
 use crate::grpc::driver::NODE_GET_INFO;
 use crate::metrics::Metrics;
 use crate::policy::fence::{Fence, Judgement, RefusalCode, VolumeMethod, judge};
@@ -17,6 +18,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::{Code, Status};
 use tracing::warn;
+
+/// The kubelet asks it of every volume that it has mounted, about once a minute.
+const NODE_GET_VOLUME_STATS: &str = "/csi.v1.Node/NodeGetVolumeStats";
 
 /// Why new volumes are refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,7 +55,7 @@ pub struct GateRules {
     pub refusal_code: RefusalCode,
     /// `--topology`: segments for NodeGetInfo.
     pub topology: BTreeMap<String, String>,
-    /// `--fence-max-volumes`: the limit that NodeGetInfo gives while there is a fence.
+    /// `--fence-max-volumes`: the limit that NodeGetInfo gives while there is a fence. Without one, "no limit" is given as a number.
     pub fence_max_volumes: Option<i64>,
 }
 
@@ -98,6 +102,19 @@ impl Gate {
         Entry::Pass(gathered, under_way)
     }
 
+    /// Whether a call of this method tells of volumes from before us.
+    pub(super) fn learns_from(&self, path: &str) -> bool {
+        path == NODE_GET_VOLUME_STATS && self.0.volumes.can_learn()
+    }
+
+    /// A call that may tell of a volume from before us passes.
+    pub(super) async fn listen(&self, body: &mut RecvStream) -> Entry {
+        let Ok(gathered) = gather(body, |_| false).await else { return Entry::HungUp };
+        let asked = message::first(&gathered).and_then(|message| FirstTwo::decode(message).ok());
+        let under_way = asked.and_then(|FirstTwo { volume_id, path }| self.0.volumes.ask(volume_id, path));
+        Entry::Pass(gathered, under_way)
+    }
+
     /// Whether the answer to this method is not passed on as it is.
     pub(super) fn changes(&self, path: &str) -> bool {
         let rules = &self.0.rules;
@@ -107,7 +124,11 @@ impl Gate {
     /// NodeGetInfo's answer with ours in it.
     pub(super) fn changed(&self, answer: &Bytes) -> Bytes {
         let shared = &self.0;
-        let limit = shared.rules.fence_max_volumes.filter(|_| shared.fence.borrow().is_some());
+        let limit = match shared.rules.fence_max_volumes {
+            Some(count) if shared.fence.borrow().is_some() => Limit::Most(count),
+            Some(_) => Limit::AsNumber,
+            None => Limit::Drivers,
+        };
         // What is no answer that we know is not ours to change.
         let Ok(merged) = node_info::merge(answer, &shared.rules.topology, limit) else { return answer.clone() };
         let overruled = merged.overruled.join(", ");
@@ -125,12 +146,7 @@ impl Gate {
     fn refusal(&self, method: VolumeMethod, call: Option<&VolumeCall>) -> Option<Status> {
         let shared = &self.0;
         let up = shared.fence.borrow().clone()?;
-        let fence = Fence {
-            driver: &shared.driver_name,
-            reason: &up.reason,
-            since_utc: Some(&up.since_utc),
-            for_so_long: up.since.elapsed(),
-        };
+        let fence = Fence { driver: &shared.driver_name, reason: &up.reason, since_utc: &up.since_utc };
         let judged = shared.volumes.look(|table| judge(method, call, &fence, table, shared.rules.refusal_code));
         match judged {
             Judgement::Pass => None,

@@ -201,13 +201,15 @@ async fn one_call(request: Request<RecvStream>, mut respond: SendResponse<Bytes>
     let Callers { upstream, gate, metrics, .. } = callers;
     let (began, _held, target) = (Instant::now(), metrics.proxied_call(), request.uri().clone());
     let (head, mut body) = request.into_parts();
-    let (gathered, under_way) = match VolumeMethod::of(target.path()) {
-        None => (Bytes::new(), None),
-        Some(method) => match gate.enter(method, &mut body).await {
-            Entry::Pass(gathered, under_way) => (gathered, under_way),
-            Entry::Refuse(status) => return refuse(&mut respond, &status),
-            Entry::HungUp => return End::Cancelled,
-        },
+    let entry = match VolumeMethod::of(target.path()) {
+        Some(method) => gate.enter(method, &mut body).await,
+        None if gate.learns_from(target.path()) => gate.listen(&mut body).await,
+        None => Entry::Pass(Bytes::new(), None),
+    };
+    let (gathered, under_way) = match entry {
+        Entry::Pass(gathered, under_way) => (gathered, under_way),
+        Entry::Refuse(status) => return refuse(&mut respond, &status),
+        Entry::HungUp => return End::Cancelled,
     };
     let call = Incoming { head, gathered, body, arrived: began };
     let change = |answer: &Bytes| gate.changed(answer);

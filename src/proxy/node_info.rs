@@ -16,16 +16,33 @@ pub struct Merged {
     pub overruled: Vec<String>,
 }
 
-/// Adds segments to the driver's answer, and `most_volumes` in place of its limit. Zero or less means "no limit" to the kubelet.
+/// What the answer says of how many volumes the node takes. Zero or less means "no limit" to the kubelet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// What the driver says.
+    Drivers,
+    /// So many.
+    Most(i64),
+    /// What the driver says, and the largest number there is for "no limit": the scheduler wakes the pods that waited for a limit
+    /// to rise, and does not when it goes away.
+    AsNumber,
+}
+
+/// The most that CSINode can say.
+const LARGEST: i64 = i32::MAX as i64;
+
+/// Adds segments to the driver's answer, and puts `limit` in place of its own.
 ///
 /// # Errors
 /// When the bytes are no answer to NodeGetInfo; they are best passed on as they are.
-pub fn merge(
-    answer: &[u8],
-    topology: &BTreeMap<String, String>,
-    most_volumes: Option<i64>,
-) -> Result<Merged, prost::DecodeError> {
-    let theirs = NodeGetInfoResponse::decode(answer)?.accessible_topology.unwrap_or_default().segments;
+pub fn merge(answer: &[u8], topology: &BTreeMap<String, String>, limit: Limit) -> Result<Merged, prost::DecodeError> {
+    let NodeGetInfoResponse { max_volumes_per_node, accessible_topology, .. } = NodeGetInfoResponse::decode(answer)?;
+    let theirs = accessible_topology.unwrap_or_default().segments;
+    let most_volumes = match limit {
+        Limit::Most(count) => Some(count),
+        Limit::AsNumber if max_volumes_per_node <= 0 => Some(LARGEST),
+        Limit::Drivers | Limit::AsNumber => None,
+    };
     let mut merged = Merged { bytes: answer.to_vec(), overruled: Vec::new() };
     let mut segments = std::collections::HashMap::new();
     for (key, value) in topology {
@@ -76,23 +93,23 @@ mod tests {
     fn segments_are_added_and_the_drivers_are_never_overridden() {
         let driver = answer(&[("d.io/zone", "z1"), ("d.io/rack", "r1")], 7);
         let ours = topology(&[("d.io/zone", "z2"), ("D.io/RACK", "r1"), ("x.io/switch", "leaf1")]);
-        let merged = merge(&driver, &ours, None).unwrap();
+        let merged = merge(&driver, &ours, Limit::Drivers).unwrap();
         assert_eq!(
             segments(&merged.bytes),
             topology(&[("d.io/zone", "z1"), ("d.io/rack", "r1"), ("x.io/switch", "leaf1")])
         );
         assert_eq!(merged.overruled, ["D.io/RACK", "d.io/zone"]);
         assert_eq!(NodeGetInfoResponse::decode(&*merged.bytes).unwrap().max_volumes_per_node, 7);
-        let same = merge(&driver, &topology(&[("d.io/zone", "z1")]), None).unwrap();
+        let same = merge(&driver, &topology(&[("d.io/zone", "z1")]), Limit::Drivers).unwrap();
         assert_eq!((same.bytes, same.overruled.len()), (driver, 0), "nothing to add");
     }
 
     #[test]
     fn a_driver_without_topology_or_limit_gets_ours() {
-        let merged = merge(&answer(&[], 0), &topology(&[("x.io/switch", "leaf1")]), Some(1)).unwrap();
+        let merged = merge(&answer(&[], 0), &topology(&[("x.io/switch", "leaf1")]), Limit::Most(1)).unwrap();
         assert_eq!(segments(&merged.bytes), topology(&[("x.io/switch", "leaf1")]));
         assert_eq!(NodeGetInfoResponse::decode(&*merged.bytes).unwrap().max_volumes_per_node, 1);
-        let lowered = merge(&answer(&[], 128), &BTreeMap::new(), Some(1)).unwrap();
+        let lowered = merge(&answer(&[], 128), &BTreeMap::new(), Limit::Most(1)).unwrap();
         assert_eq!(NodeGetInfoResponse::decode(&*lowered.bytes).unwrap().max_volumes_per_node, 1);
     }
 
@@ -101,14 +118,22 @@ mod tests {
         let mut driver = answer(&[("d.io/zone", "z1")], 0);
         // Field 100, two bytes long, and field 15, a varint.
         driver.extend([0xa2, 0x06, 0x02, b'h', b'i', 0x78, 0x96, 0x01]);
-        let merged = merge(&driver, &topology(&[("x.io/switch", "leaf1")]), Some(1)).unwrap();
+        let merged = merge(&driver, &topology(&[("x.io/switch", "leaf1")]), Limit::Most(1)).unwrap();
         assert!(merged.bytes.starts_with(&driver));
         assert_eq!(segments(&merged.bytes).len(), 2);
     }
 
     #[test]
+    fn no_limit_is_told_as_a_number_only_where_the_driver_has_none() {
+        for (drivers, told) in [(0, LARGEST), (-1, LARGEST), (16, 16)] {
+            let merged = merge(&answer(&[], drivers), &BTreeMap::new(), Limit::AsNumber).unwrap();
+            assert_eq!(NodeGetInfoResponse::decode(&*merged.bytes).unwrap().max_volumes_per_node, told);
+        }
+    }
+
+    #[test]
     fn what_is_no_answer_is_told_apart() {
-        assert!(merge(&[0xff; 5], &BTreeMap::new(), None).is_err());
+        assert!(merge(&[0xff; 5], &BTreeMap::new(), Limit::Drivers).is_err());
     }
 
     proptest! {
@@ -123,7 +148,7 @@ mod tests {
                 max_volumes_per_node: limit,
                 accessible_topology: Some(Topology { segments: theirs.clone() }),
             };
-            let merged = merge(&driver.encode_to_vec(), &ours, None).unwrap();
+            let merged = merge(&driver.encode_to_vec(), &ours, Limit::Drivers).unwrap();
             let read = NodeGetInfoResponse::decode(&*merged.bytes).unwrap();
             let mut both: HashMap<String, String> = ours.into_iter().collect();
             both.extend(theirs);

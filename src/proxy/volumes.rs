@@ -194,12 +194,20 @@ impl Written {
 
 /// The table to begin with.
 ///
-/// The kubelet's records make it complete if all can be seen, and add what it lacks. Of a driver that does not stage (`stages`,
-/// from NodeGetCapabilities; `None`: not known) the kubelet keeps records, too, but lets go of them without a call: they count
-/// only where there are none.
+/// The kubelet's records add what it lacks. They make a table complete that the agent before us could not finish; not one of volumes
+/// that nobody followed, since of inline volumes there are no records, and a driver that is withdrawn while a pod has one keeps
+/// that pod from ever ending. Of a driver that does not stage (`stages`, from NodeGetCapabilities; `None`: not known) the
+/// kubelet keeps records, too, but lets go of them without a call: they count only where there are none.
 pub fn begin(loaded: Loaded, records: &Records, stages: Option<bool>) -> VolumeTable {
     let recorded_all = records.all && (stages == Some(true) || records.staged.is_empty());
-    let completeness = if recorded_all { Completeness::Complete } else { loaded.completeness };
+    let completeness = match loaded.completeness {
+        // An inline volume of the last moment, before it was written down, could still be missing: 50 ms.
+        Completeness::Incomplete(Gap::AgentDied) if recorded_all => Completeness::Complete,
+        Completeness::Complete
+        | Completeness::Incomplete(Gap::NotFollowed | Gap::AgentDied | Gap::Undecodable | Gap::Full) => {
+            loaded.completeness
+        }
+    };
     let mut table = VolumeTable::with(loaded.places, completeness);
     if stages == Some(true) {
         table.add_recorded(records.staged.iter().cloned());
@@ -220,12 +228,19 @@ pub struct Volumes {
 pub struct CallUnderWay {
     volumes: Volumes,
     id: Option<CallId>,
+    /// A volume, a target and a mark: a good answer tells that it is published there.
+    asked: Option<(String, String, u64)>,
 }
 
 impl CallUnderWay {
     /// The driver answered with this gRPC status code.
     pub fn ended(mut self, code: i32) {
         self.tell(End::Code(code));
+        if code == 0
+            && let Some((volume, target, mark)) = self.asked.take()
+        {
+            self.volumes.change(|table| table.answered_at(volume, target, mark));
+        }
     }
 
     fn tell(&mut self, end: End) {
@@ -250,7 +265,18 @@ impl Volumes {
     /// Takes note of a call that is about to be forwarded; never waits.
     pub fn begin(&self, call: &VolumeCall) -> CallUnderWay {
         let id = self.change(|table| table.begin(call));
-        CallUnderWay { volumes: self.clone(), id: Some(id) }
+        CallUnderWay { volumes: self.clone(), id: Some(id), asked: None }
+    }
+
+    /// Whether there may be volumes that the table does not know.
+    pub fn can_learn(&self) -> bool {
+        self.look(|table| table.completeness() != Completeness::Complete)
+    }
+
+    /// A question about a volume published at `target` is about to be forwarded.
+    pub fn ask(&self, volume: String, target: String) -> Option<CallUnderWay> {
+        let mark = self.look(|table| table.could_learn(&volume, &target))?;
+        Some(CallUnderWay { volumes: self.clone(), id: None, asked: Some((volume, target, mark)) })
     }
 
     /// Changes the table, and has it written if a file would show that.
@@ -480,6 +506,16 @@ mod tests {
                 assert_eq!(table.in_use(), InUse::No, "complete, and the last one is out");
             }
         }
+    }
+
+    #[test]
+    fn the_kubelets_records_do_not_tell_of_inline_volumes_so_what_nobody_followed_is_not_complete() {
+        let bed = Bed::new();
+        let records = Records { all: true, ..Records::default() };
+        assert_eq!(begin(bed.file().judge(DAY), &records, Some(true)).in_use(), InUse::Unknown);
+        bed.save(Some(1));
+        let table = begin(bed.file().judge(DAY), &records, Some(true));
+        assert_eq!(table.completeness(), Completeness::Incomplete(Gap::NotFollowed), "away for a day");
     }
 
     #[tokio::test]

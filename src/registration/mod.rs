@@ -20,11 +20,12 @@ use crate::path_watch::PathWatch;
 use crate::policy::admission::Admission;
 use crate::policy::backoff::Backoff;
 use crate::policy::registration::{Action, Event, Registration, RegistrationTimings, State};
+use crate::policy::topology::Collision;
 use crate::quiet::Quiet;
 use path::PathLooks;
 use server::{KubeletCall, ServedCall};
 use socket::{FileId, SocketPath};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -52,6 +53,8 @@ pub struct Settings {
     pub driver_name: String,
     /// What the kubelet is told to dial.
     pub endpoint: String,
+    /// What the proxy adds to the driver's topology.
+    pub topology: BTreeMap<String, String>,
     /// Where the registration socket goes.
     pub socket: SocketPath,
     /// The waits.
@@ -211,19 +214,29 @@ impl RegistrationPart {
             }
             KubeletCall::Refused(text) => {
                 self.metrics.count_refusal();
-                let shown = format!("the kubelet refused the driver: {}", fit_for_a_line(&text));
+                let help = self.explained(&text);
                 if self.refusal_quiet.begin_or_repeat(&text, Instant::now()) {
                     error!(
                         driver.name = self.settings.driver_name,
                         endpoint = self.settings.endpoint,
                         error = text,
+                        help,
                         "the kubelet could not register the driver; it will try again by itself"
                     );
                 }
-                self.trouble = Some(shown);
+                // The kubelet's own words are long, and what they mean is all that one can act on.
+                let why = help.unwrap_or_else(|| fit_for_a_line(&text));
+                self.trouble = Some(format!("the kubelet refused the driver: {why}"));
                 Event::Refused
             }
         })
+    }
+
+    /// What the kubelet's refusal means, and what helps, where that is known.
+    fn explained(&self, refusal: &str) -> Option<String> {
+        let collision = Collision::find(refusal)?;
+        let ours = self.settings.topology.get(&collision.key) == Some(&collision.reported);
+        Some(collision.explanation(ours))
     }
 
     fn ask(&mut self) {
