@@ -378,7 +378,16 @@ async fn nothing_but_our_own_files_is_ever_left_or_removed() {
     assert!(agent.terminate().await.success());
     assert_eq!(names(&bed.at("reg")), ["precious"]);
     assert_eq!(names(&bed.at("health")), ["health"]);
-    assert_eq!(names(&bed.at("state")), ["precious", "x.example.com-warden.json", "x.example.com-warden.json.odd-1"]);
+    assert_eq!(
+        names(&bed.at("state")),
+        [
+            "precious",
+            "x.example.com-warden-volumes.json",
+            "x.example.com-warden.json",
+            "x.example.com-warden.json.odd-1"
+        ]
+    );
+    assert_eq!(names(&bed.at("drv")), ["csi.sock"], "the driver's own, and ours is gone");
     assert_eq!(fs::read_to_string(bed.at("state/x.example.com-warden.json.odd-1")).unwrap(), "not ours");
 }
 

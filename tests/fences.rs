@@ -10,6 +10,8 @@ use csi_warden::api::csi::{
     NodeExpandVolumeRequest, NodeGetCapabilitiesRequest, NodeGetInfoRequest, NodeGetVolumeStatsRequest,
     NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
 };
+use csi_warden::api::registration::InfoRequest;
+use csi_warden::api::registration::registration_client::RegistrationClient;
 use csi_warden::demo::driver::DemoDriver;
 use csi_warden::grpc::connect::{Connection, origin};
 use std::fs;
@@ -282,4 +284,74 @@ async fn without_a_health_source_there_is_no_proxy() {
     kubelet.registered().await;
     assert!(!proxy_socket(&bed).exists());
     assert_eq!(fs::read_dir(bed.at("state")).unwrap().count(), 0);
+}
+
+/// Report 12: the kubelet looks for a registration service on every socket that it finds.
+#[tokio::test]
+async fn calls_of_unknown_services_pass_and_change_nothing() {
+    let bed = Bed::new();
+    let (_driver, mut kubelet, _agent) = registered(&bed, &[]).await;
+    for _ in 0..50 {
+        let connection = Connection::open(&proxy_socket(&bed)).await.unwrap();
+        let answer = RegistrationClient::with_origin(connection, origin()).get_info(InfoRequest {}).await;
+        assert_eq!(answer.unwrap_err().code(), Code::Unimplemented);
+    }
+    assert!(kubelet.since().is_empty());
+    assert!(status(&bed).contains("\"verdict\":\"healthy\""));
+}
+
+fn announced(agent: &Agent) -> String {
+    let log = agent.log();
+    let line = log.lines().rfind(|line| line.contains("Registration Server started")).unwrap_or_default();
+    line.split("endpoint=").nth(1).unwrap_or_default().trim_matches('"').to_owned()
+}
+
+#[tokio::test]
+async fn after_three_crashes_it_stays_out_of_the_way_for_one_run() {
+    let bed = Bed::new();
+    let (_driver, _kubelet, mut agent) = registered(&bed, &PATIENT).await;
+    assert_eq!(announced(&agent), proxy_socket(&bed).display().to_string());
+    for _ in 0..3 {
+        agent.kill().await;
+        fs::remove_file(bed.at("agent.log")).unwrap();
+        agent = self::agent(&bed, &PATIENT);
+        agent.logs("the kubelet has registered the driver").await;
+    }
+    assert_eq!(announced(&agent), driver_socket(&bed).display().to_string(), "{}", agent.log());
+    assert!(agent.log().contains("stays out of the way"), "{}", agent.log());
+    // It observes, whatever it sees.
+    for _ in 0..2 {
+        bed.health("ERROR broken");
+        tokio::time::sleep(Duration::from_millis(60)).await;
+    }
+    eventually("unhealthy", || status(&bed).contains("\"verdict\":\"unhealthy\"")).await;
+    steadily("registered", Duration::from_millis(500), || bed.shown()).await;
+    bed.health("OK");
+    agent.terminate().await;
+    fs::remove_file(bed.at("agent.log")).unwrap();
+    let agent = self::agent(&bed, &PATIENT);
+    agent.logs("the kubelet has registered the driver").await;
+    assert_eq!(announced(&agent), proxy_socket(&bed).display().to_string(), "the next run proxies again");
+}
+
+#[tokio::test]
+async fn where_the_proxy_socket_cannot_be_auto_goes_on_without_it_and_on_does_not_start() {
+    let bed = Bed::new();
+    // The driver's socket fits into an address, and the longer name of ours does not.
+    let room = 100 - bed.at("").as_os_str().len() - "/csi.sock".len();
+    let socket = bed.at(&"d".repeat(room)).join("csi.sock");
+    fs::create_dir(socket.parent().unwrap()).unwrap();
+    let _driver = DemoDriver::start(&socket, DRIVER).unwrap();
+    bed.health("OK");
+    let address = format!("--csi-address={}", socket.display());
+    let endpoint = format!("--kubelet-registration-path={}", socket.display());
+    let flags = [address.as_str(), endpoint.as_str()];
+    let mut refused = bed.watching_agent(&[&flags[..], &["--proxy=on"]].concat());
+    assert_eq!(refused.exit().await.code(), Some(1), "{}", refused.log());
+    assert!(refused.log().contains("107"), "{}", refused.log());
+    let mut kubelet = bed.kubelet();
+    let agent = bed.watching_agent(&[&flags[..], &["--on-unhealthy=deregister"]].concat());
+    kubelet.registered().await;
+    assert_eq!(announced(&agent), socket.display().to_string());
+    assert!(agent.log().contains("no proxy"), "{}", agent.log());
 }

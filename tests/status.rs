@@ -65,7 +65,12 @@ async fn the_whole_story_is_told_in_words_and_json() {
     assert_eq!(json["probes"][0]["outcome"], "success");
     assert!(json["health"]["recoveryInSeconds"].as_f64().unwrap() > 1.0);
     agent.terminate().await;
-    assert_eq!(names(&bed.at("state")), ["x.example.com-warden.json"], "the socket goes with the agent");
+    let left = names(&bed.at("state"));
+    assert_eq!(
+        left,
+        ["x.example.com-warden-volumes.json", "x.example.com-warden.json"],
+        "the socket goes with the agent"
+    );
     let (code, _, complaint) = ask(&socket(&bed), &[]);
     assert_eq!(code, 2);
     assert!(complaint.contains("x.example.com-warden-status.sock"), "{complaint}");

@@ -247,7 +247,12 @@ impl HealthPart {
             }
             // The socket first, the state after: a slow disk must not delay the kubelet.
             volume_changes.mark_unchanged();
-            self.decide(volumes.look(VolumeTable::in_use));
+            let in_use = volumes.look(VolumeTable::in_use);
+            self.metrics.set_volumes_in_use(match in_use {
+                InUse::No | InUse::Unknown => 0,
+                InUse::Yes(count) => count,
+            });
+            self.decide(in_use);
             self.show();
             if change.is_some() {
                 self.save().await;
