@@ -10,6 +10,10 @@ const ORDER: &str = "rdma-module-order";
 /// Each needs those before it, but for the third: `mlx5_core` is the driver on PCI, and may come first.
 const MODULES: [&str; 4] = ["ib_core", "ib_uverbs", "mlx5_core", "mlx5_ib"];
 
+/// What each leaves in sysfs: built into the kernel, a module may be listed nowhere.
+const TRACES: [&str; 4] =
+    ["class/infiniband", "class/infiniband_verbs", "bus/pci/drivers/mlx5_core", "bus/auxiliary/drivers/mlx5_ib.rdma"];
+
 /// Mellanox on PCI.
 const MLX5_VENDOR: &str = "0x15b3";
 
@@ -50,8 +54,9 @@ impl Seen {
         let mut seen = Self { wanted: place.watches("rdma"), ..Self::default() };
         match Tree::open(&place.host.sysfs) {
             Ok(sysfs) => {
-                let present = |name: &&str| sysfs.exists(&format!("module/{name}")) == Ok(true);
-                seen.present = MODULES.into_iter().filter(present).collect();
+                let is_there = |path: &str| sysfs.exists(path) == Ok(true);
+                let present = |(name, trace): &(&str, &str)| is_there(&format!("module/{name}")) || is_there(trace);
+                seen.present = MODULES.into_iter().zip(TRACES).filter(present).map(|(name, _)| name).collect();
                 seen.mlx5 = mlx5(&sysfs);
                 let devices = sysfs.list("class/infiniband").unwrap_or_default();
                 seen.wanted |= !devices.is_empty() || seen.mlx5 == Some(true);
@@ -104,14 +109,14 @@ fn modprobe(place: &Place) -> Option<Vec<(String, String)>> {
 }
 
 fn loaded(seen: &Seen) -> Finding {
-    if seen.modules.is_none()
-        && let Some(why) = &seen.unread
-    {
-        return Finding::unknown(LOADED, why);
-    }
     let missing: Vec<_> = seen.needed().filter(|name| !seen.is_loaded(name)).collect();
     if missing.is_empty() {
         return Finding::pass(LOADED, format!("loaded: {}", seen.needed().collect::<Vec<_>>().join(", ")));
+    }
+    if seen.modules.is_none() {
+        let why =
+            seen.unread.clone().unwrap_or_else(|| format!("no sign of {}, and no list of modules", missing.join(", ")));
+        return Finding::unknown(LOADED, why).with_fix("mount the host's /proc and name it: --proc-root");
     }
     let kept = seen.lines.iter().flatten().find(|(_, line)| missing.iter().any(|name| keeps_away(line, name)));
     let seen_words = format!("not loaded: {}", missing.join(", "));

@@ -206,8 +206,10 @@ fn modules_that_are_missing_kept_away_or_in_the_wrong_order_fail() {
     assert_eq!(with("mlx5_ib 1\nib_uverbs 1\nib_core 1\nmlx5_core 1\n", "").0, Status::Pass);
     let built_in = Host::with_fabric();
     fs::remove_file(built_in.at("proc/modules")).unwrap();
-    for name in ["ib_core", "ib_uverbs", "mlx5_core", "mlx5_ib"] {
-        fs::create_dir_all(built_in.at(&format!("sys/module/{name}"))).unwrap();
+    let unlisted = &modules::check(&built_in.place)[0];
+    assert!(unlisted.status == Status::Unknown && unlisted.seen.contains("no list of modules"), "{unlisted:?}");
+    for trace in ["module/ib_core", "class/infiniband_verbs", "bus/pci/drivers/mlx5_core", "module/mlx5_ib"] {
+        fs::create_dir_all(built_in.at(&format!("sys/{trace}"))).unwrap();
     }
     assert_eq!(modules::check(&built_in.place)[0].status, Status::Pass);
     assert_eq!(modules::check(&built_in.place)[1].status, Status::Unknown);
