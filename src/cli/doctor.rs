@@ -83,7 +83,17 @@ pub fn flags() -> Command {
 /// What is given, or what the agent beside us was given; and why a settings file could not be read.
 fn read(typed: Vec<OsString>) -> Result<(Given, Option<String>), clap::Error> {
     let mut arguments = normalise(&flags(), typed).flags;
-    let own = ["--output=", "--etc-root=", "--manifest=", "--help"];
+    // They say where to look, and not at which agent.
+    let own = [
+        "--output=",
+        "--etc-root=",
+        "--manifest=",
+        "--sysfs-root=",
+        "--dev-root=",
+        "--proc-root=",
+        "--status-socket=",
+        "--help",
+    ];
     let is_own = |flag: &OsString| own.iter().any(|own| flag.to_string_lossy().starts_with(own));
     if arguments.iter().all(is_own)
         && let Some(agents) = status::arguments_of_process_1()

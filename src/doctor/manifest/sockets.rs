@@ -16,7 +16,11 @@ const PLUGINS_REGISTRY: &str = "plugins_registry";
 
 /// Whether each `--csi-address` is the socket that the driver is told to make, and the one that the kubelet is told of.
 pub(super) fn endpoints(report: &mut Report, pod: &Pod) {
-    let driver = pod.containers.iter().find_map(|driver| Some((driver, driver.driver_endpoint()?)));
+    let mut drivers: Vec<_> =
+        pod.containers.iter().filter_map(|driver| Some((driver, driver.driver_endpoint()?))).collect();
+    // Other programs have an --endpoint, too, that is no socket's.
+    drivers.sort_by_key(|(_, endpoint)| unix_path(&endpoint.text).is_none() && !endpoint.is_open());
+    let driver = drivers.into_iter().next();
     for container in &pod.containers {
         let typed = container.flag("csi-address");
         let agent = container.is_agent();

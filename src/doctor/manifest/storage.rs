@@ -19,7 +19,10 @@ pub(super) fn mounts(report: &mut Report, pod: &Pod) {
         if !container.is_agent() {
             continue;
         }
-        if let Some(address) = container.flag("csi-address").filter(|word| !word.is_open())
+        // A registrar without a health source makes no socket beside the driver's.
+        let watches = ["health-file", "config"].iter().any(|flag| container.flag(flag).is_some());
+        if watches
+            && let Some(address) = container.flag("csi-address").filter(|word| !word.is_open())
             && let Some(mount) = unix_path(&address.text).and_then(|path| container.mount_of(&path))
             && mount.read_only
         {

@@ -312,6 +312,23 @@ fn what_cannot_be_told_is_unknown_and_never_failed() {
 }
 
 #[test]
+fn a_registrar_that_watches_nothing_may_see_the_drivers_folder_read_only() {
+    let text = GOOD
+        .replace("            - --health-file=/health/health\n", "")
+        .replace("mountPath: /csi}", "mountPath: /csi, readOnly: true}");
+    assert_eq!(failed(&text), Vec::<String>::new());
+}
+
+#[test]
+fn an_endpoint_of_another_program_is_not_taken_for_the_drivers() {
+    let other = "      containers:\n        - {name: proxy, args: [--endpoint=https://storage.example.com]}\n";
+    let text = GOOD.replacen("      containers:\n", other, 1);
+    assert_ne!(text, GOOD);
+    let findings = of_text("m.yaml", &text);
+    assert!(findings.iter().all(|finding| finding.status == Status::Pass), "{findings:#?}");
+}
+
+#[test]
 fn other_pods_are_left_alone() {
     let text = "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - name: a\n    image: nginx\n    volumeMounts: [{name: v, mountPath: /etc/x, subPath: x}]\n  volumes: [{name: v, configMap: {name: c}}]\n";
     let findings = of_text("m.yaml", text);
