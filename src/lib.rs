@@ -8,6 +8,7 @@ pub mod cli;
 pub mod config;
 pub mod daemon;
 pub mod demo;
+pub mod doctor;
 pub mod driver_name;
 pub mod driver_ready;
 pub mod grpc;

@@ -1,6 +1,7 @@
 //! README.md names every flag with its default, no flag that is not there, and the commands a newcomer types first.
 
 use clap::{Arg, Command, CommandFactory};
+use csi_warden::cli::doctor;
 use csi_warden::cli::livenessprobe::LivenessprobeFlags;
 use csi_warden::cli::probe::ProbeFlags;
 use csi_warden::cli::run::RunFlags;
@@ -21,6 +22,13 @@ fn every_flag_of_probe_is_listed_with_its_default_and_no_other() {
 #[test]
 fn every_flag_of_livenessprobe_is_listed_with_its_default_and_no_other() {
     assert_eq!(listed("### The livenessprobe command"), defined(&LivenessprobeFlags::command()));
+}
+
+#[test]
+fn every_flag_that_only_the_doctor_has_is_listed_with_its_default_and_no_other() {
+    let mut own = defined(&doctor::flags());
+    own.retain(|flag, default| flag == "--output" || defined(&RunFlags::command()).get(flag) != Some(default));
+    assert_eq!(listed("### The doctor command"), own);
 }
 
 #[test]

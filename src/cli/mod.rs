@@ -2,6 +2,7 @@
 
 pub mod config;
 pub mod demo;
+pub mod doctor;
 mod fence;
 pub mod go_flags;
 pub mod install;
@@ -35,6 +36,7 @@ Commands (`csi-warden COMMAND --help` tells more):
   demo           play a failure and a recovery with an embedded driver and kubelet, without a cluster
   probe          ask probes once, until healthy, or again and again, and write the shared health file
   status         show what a running agent knows, and what would happen next
+  doctor         check node, paths and permissions, or manifests, and say how to mend what is wrong; changes nothing
   fence          on, off or auto: refuse new volumes on this node for a while, or let them in, whatever its health
   install        copy this program to a folder, for exec probes in other containers
   help           this text
@@ -66,6 +68,7 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
         "demo" => demo::main(rest),
         "probe" => probe::main(rest),
         "status" => status::main(rest),
+        "doctor" => doctor::main(rest),
         "fence" => fence::main(rest),
         "install" => install::main(rest),
         "help" => run::main(&program, std::iter::once(OsString::from("--help"))),

@@ -6,6 +6,7 @@ use super::{COMMANDS, fail, print, usage};
 use crate::config::file::{self, ConfigFile, FileError, Problem};
 use crate::config::go_duration::GoDuration;
 use crate::config::go_integer::integer;
+use crate::config::probes::HostTree;
 use crate::config::settings::{self, Settings, SettingsErrors, Typed, TypedFile};
 use crate::config::watched::Watched;
 use crate::{daemon, shutdown, telemetry};
@@ -298,6 +299,23 @@ impl RunFlags {
     pub fn state_folder(&self) -> PathBuf {
         let driver_socket = settings::unix_path(&self.csi_address).unwrap_or_default();
         settings::state_folder(self.state_dir.as_deref(), &driver_socket)
+    }
+
+    /// `--kubelet-registration-path`, if it is given.
+    pub fn is_told(&self) -> bool {
+        !self.kubelet_registration_path.is_empty()
+    }
+
+    /// `--sysfs-root`, `--dev-root`, `--proc-root`.
+    pub fn host(&self) -> HostTree {
+        HostTree { sysfs: self.sysfs_root.clone(), dev: self.dev_root.clone(), proc: self.proc_root.clone() }
+    }
+
+    /// The paths of the registration, without a look at the machine; `None` where they cannot be.
+    pub fn registration_paths(&self) -> Option<(PathBuf, PathBuf, PathBuf)> {
+        let driver = settings::unix_path(&self.csi_address)?;
+        let told = settings::unix_path(&self.kubelet_registration_path)?;
+        Some((driver, told, self.plugin_registration_path.clone()))
     }
 
     fn typed(&self, typed_by_hand: impl Fn(&str) -> bool) -> Typed {

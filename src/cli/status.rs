@@ -127,7 +127,7 @@ fn exit_code(snapshot: &Snapshot) -> ExitCode {
     if snapshot.registration.phase == "registered" { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-async fn ask(socket: &Path) -> anyhow::Result<(String, Snapshot)> {
+pub(super) async fn ask(socket: &Path) -> anyhow::Result<(String, Snapshot)> {
     let request = Request::get("/status").header("host", "localhost").body(Empty::<Bytes>::new())?;
     let (status, text) = answer_of(socket, request).await?;
     if status != StatusCode::OK {
@@ -170,12 +170,19 @@ where
 
 /// In a container the agent is process 1, and its flags tell where its state lies.
 pub(super) fn find_socket() -> anyhow::Result<PathBuf> {
-    let agent = flags_of_process_1();
-    if let Some(named) = agent.as_ref().and_then(RunFlags::named_status_socket) {
+    socket_of(flags_of_process_1().as_ref())
+}
+
+/// The status socket of an agent with these flags.
+pub(super) fn socket_of(agent: Option<&RunFlags>) -> anyhow::Result<PathBuf> {
+    if let Some(named) = agent.and_then(RunFlags::named_status_socket) {
         return Ok(named);
     }
-    let mut folders: Vec<PathBuf> = agent.map(|flags| flags.state_folder()).into_iter().collect();
+    let mut folders: Vec<PathBuf> = agent.map(RunFlags::state_folder).into_iter().collect();
     folders.extend(USUAL_FOLDERS.map(PathBuf::from));
+    // The default of an agent's flags is one of them.
+    let mut seen = std::collections::BTreeSet::new();
+    folders.retain(|folder| seen.insert(folder.clone()));
     for folder in &folders {
         let mut found = sockets_in(folder);
         found.sort();
@@ -201,25 +208,32 @@ fn flags_of_process_1() -> Option<RunFlags> {
 
 /// The flags of an agent with this command line, and what its settings file says besides.
 fn flags_of(command_line: &[u8]) -> Option<RunFlags> {
-    let mut arguments = command_line
-        .split(|byte| *byte == 0)
-        .filter(|word| !word.is_empty())
-        .map(|word| OsStr::from_bytes(word).to_owned());
-    let program = arguments.next()?;
-    let name = Path::new(&program).file_name()?.to_str()?;
-    if !["csi-warden", "csi-node-driver-registrar"].contains(&name) {
-        return None;
-    }
-    let arguments: Vec<OsString> = arguments.skip_while(|word| word == "run").collect();
+    let arguments = arguments_of(command_line)?;
     match Given::read(RunFlags::command(), arguments.iter().cloned()) {
         Ok(given) => Some(given.flags),
         Err(GivenError::Usage(_)) => None,
         // The agent read it once, and goes on whatever becomes of it.
         Err(GivenError::File(_)) => {
             let flags = normalise(&RunFlags::command(), arguments).flags;
-            RunFlags::try_parse_from(std::iter::once(program).chain(flags)).ok()
+            RunFlags::try_parse_from(std::iter::once(OsString::from("csi-warden")).chain(flags)).ok()
         }
     }
+}
+
+/// The arguments of the agent that is process 1, if it is one.
+pub(super) fn arguments_of_process_1() -> Option<Vec<OsString>> {
+    arguments_of(&std::fs::read("/proc/1/cmdline").ok()?)
+}
+
+fn arguments_of(command_line: &[u8]) -> Option<Vec<OsString>> {
+    let mut arguments = command_line
+        .split(|byte| *byte == 0)
+        .filter(|word| !word.is_empty())
+        .map(|word| OsStr::from_bytes(word).to_owned());
+    let program = arguments.next()?;
+    let name = Path::new(&program).file_name()?.to_str()?;
+    let is_agent = ["csi-warden", "csi-node-driver-registrar"].contains(&name);
+    is_agent.then(|| arguments.skip_while(|word| word == "run").collect())
 }
 
 fn sockets_in(folder: &Path) -> Vec<PathBuf> {

@@ -12,6 +12,12 @@ const MAX_COST: usize = 4 * 1024 * 1024;
 /// What a word costs besides its bytes.
 const NODE_COST: usize = 256;
 
+/// Kubernetes' objects lie deeper, the schemas of custom resources above all.
+const MAX_MANIFEST_DEPTH: usize = 64;
+
+/// A driver's whole bundle with its custom resources, some times over.
+const MAX_MANIFEST_COST: usize = 64 * 1024 * 1024;
+
 /// How much of a foreign word an error repeats.
 const MAX_ECHO_CHARS: usize = 64;
 
@@ -58,6 +64,37 @@ pub struct YamlError {
     pub message: String,
 }
 
+impl Node {
+    /// What a map has under `key`.
+    pub fn get(&self, key: &str) -> Option<&Self> {
+        match &self.value {
+            Value::Map(entries) => entries.iter().find(|entry| entry.key == key).map(|entry| &entry.node),
+            Value::Nothing | Value::Text(_) | Value::List(_) => None,
+        }
+    }
+
+    /// What lies under these keys, each in the one before.
+    pub fn at(&self, keys: &[&str]) -> Option<&Self> {
+        keys.iter().try_fold(self, |node, key| node.get(key))
+    }
+
+    /// Its word, if it is one.
+    pub fn text(&self) -> Option<&str> {
+        match &self.value {
+            Value::Text(text) => Some(text),
+            Value::Nothing | Value::List(_) | Value::Map(_) => None,
+        }
+    }
+
+    /// Its items; none if it is no list.
+    pub fn items(&self) -> &[Self] {
+        match &self.value {
+            Value::List(items) => items,
+            Value::Nothing | Value::Text(_) | Value::Map(_) => &[],
+        }
+    }
+}
+
 impl Value {
     /// For messages.
     pub fn kind(&self) -> &'static str {
@@ -81,7 +118,7 @@ pub fn echo(text: &str) -> String {
 /// # Errors
 /// The first thing that is no YAML, or more than a settings file may be. Never repeats values, only keys.
 pub fn parse(text: &str) -> Result<Node, YamlError> {
-    let mut reader = Reader { text, parser: Parser::new_from_str(text), anchored: BTreeMap::new(), cost: 0 };
+    let mut reader = Reader::new(text, MAX_DEPTH, MAX_COST);
     let mut document = None;
     loop {
         let (event, span) = reader.next()?;
@@ -106,7 +143,37 @@ pub fn parse(text: &str) -> Result<Node, YamlError> {
     Ok(document.unwrap_or(Node { line: 1, value: Value::Nothing }))
 }
 
+/// Reads every document of `text`: Kubernetes' manifests, which are larger and deeper than a settings file.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_manifests(text: &str) -> Result<Vec<Node>, YamlError> {
+    let mut reader = Reader::new(text, MAX_MANIFEST_DEPTH, MAX_MANIFEST_COST);
+    let mut documents = Vec::new();
+    loop {
+        let (event, span) = reader.next()?;
+        match event {
+            Event::StreamEnd => return Ok(documents),
+            Event::Nothing | Event::StreamStart | Event::DocumentEnd => {}
+            Event::DocumentStart(_) => {
+                // An anchor ends with its document.
+                reader.anchored.clear();
+                let (event, span) = reader.next()?;
+                documents.push(reader.node(event, span, 0)?);
+            }
+            Event::Alias(_)
+            | Event::Scalar(..)
+            | Event::SequenceStart(..)
+            | Event::SequenceEnd
+            | Event::MappingStart(..)
+            | Event::MappingEnd => return Err(error(span, "not YAML: a value outside of a document")),
+        }
+    }
+}
+
 struct Reader<'text> {
+    max_depth: usize,
+    max_cost: usize,
     text: &'text str,
     parser: Parser<'text, StrInput<'text>>,
     /// Complete nodes only: an alias within its own anchor finds nothing.
@@ -115,6 +182,11 @@ struct Reader<'text> {
 }
 
 impl<'text> Reader<'text> {
+    fn new(text: &'text str, max_depth: usize, max_cost: usize) -> Self {
+        let parser = Parser::new_from_str(text);
+        Self { max_depth, max_cost, text, parser, anchored: BTreeMap::new(), cost: 0 }
+    }
+
     fn next(&mut self) -> Result<(Event<'text>, Span), YamlError> {
         match self.parser.next_event() {
             Some(Ok(event)) => Ok(event),
@@ -132,8 +204,8 @@ impl<'text> Reader<'text> {
 
     fn node(&mut self, event: Event<'text>, span: Span, depth: usize) -> Result<Node, YamlError> {
         let line = span.start.line();
-        if depth > MAX_DEPTH {
-            return Err(error(span, format!("lies deeper than {MAX_DEPTH} levels; no setting does")));
+        if depth > self.max_depth {
+            return Err(error(span, format!("lies deeper than {} levels; no setting does", self.max_depth)));
         }
         self.pay(NODE_COST, span)?;
         let (anchor, value) = match event {
@@ -160,8 +232,8 @@ impl<'text> Reader<'text> {
                     return Err(error(span, "an alias stands within what it refers to: write the value out"));
                 };
                 let (node, cost, levels) = (node.clone(), cost(node), levels(node));
-                if depth + levels > MAX_DEPTH {
-                    return Err(error(span, format!("an alias makes more than {MAX_DEPTH} levels")));
+                if depth + levels > self.max_depth {
+                    return Err(error(span, format!("an alias makes more than {} levels", self.max_depth)));
                 }
                 self.pay(cost, span)?;
                 return Ok(node);
@@ -218,7 +290,7 @@ impl<'text> Reader<'text> {
 
     fn pay(&mut self, cost: usize, span: Span) -> Result<(), YamlError> {
         self.cost = self.cost.saturating_add(cost);
-        if self.cost > MAX_COST {
+        if self.cost > self.max_cost {
             return Err(error(span, "the file becomes too large here, with lists and aliases written out"));
         }
         Ok(())
@@ -329,6 +401,24 @@ mod tests {
     fn aliases_stand_for_what_they_name() {
         let Value::Map(entries) = parse("a: &a [x]\nb: *a\n").unwrap().value else { panic!("no map") };
         assert_eq!(entries[0].node, entries[1].node);
+    }
+
+    #[test]
+    fn every_document_of_a_manifest_is_read_and_none_is_endless() {
+        let documents = parse_manifests("---\na: &x 1\n---\n# nothing\n---\nb: 2\n").unwrap();
+        assert_eq!(
+            documents.iter().map(|node| node.value.kind()).collect::<Vec<_>>(),
+            ["a map of keys", "nothing", "a map of keys"]
+        );
+        assert!(parse_manifests("a: &x 1\n---\nb: *x\n").is_err(), "an anchor of another document");
+        assert_eq!(parse_manifests("").unwrap(), []);
+        assert!(
+            parse_manifests(&"{a: ".repeat(20)).is_err()
+                && parse_manifests(&("{a: ".repeat(20) + &"}".repeat(20))).is_ok()
+        );
+        assert!(parse_manifests(&("{a: ".repeat(80) + &"}".repeat(80))).is_err());
+        let bomb: String = (0..400_000).map(|at| format!("k{at}: x\n")).collect();
+        assert!(parse_manifests(&bomb).is_err());
     }
 
     #[test]

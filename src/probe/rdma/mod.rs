@@ -20,16 +20,20 @@ use super::join::join_all;
 use super::lane::{Abandoned, Lane};
 use super::link_events::LinkEvents;
 use super::observed::Observed;
-use crate::config::probes::RdmaSettings;
+use crate::config::probes::{HostTree, RdmaSettings};
 use crate::known_ports::KnownPorts;
 use crate::policy::outcome::Outcome;
 use crate::policy::rdma::fabric::Fabric;
-use crate::policy::rdma::seen::{Answer, Round};
+use crate::policy::rdma::rules::RdmaRules;
+use crate::policy::rdma::seen::{Answer, Round, Verbs};
 use crate::policy::repeats::Events;
+use crate::probe::tree::Tree;
 use crate::quiet::Quiet;
+use attributes::Attributes;
 use list::{Listed, Routes};
 use std::collections::BTreeMap;
 use std::error::Error;
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -210,5 +214,23 @@ impl Probe for Rdma {
 
     fn observed(&self) -> Option<Arc<Observed>> {
         self.seen.as_ref().map(|(_, observed)| Arc::clone(observed))
+    }
+}
+
+/// What user space needs of `device`, as the probe judges it.
+pub(crate) fn device_files(host: &HostTree, rules: &RdmaRules, device: &str) -> Verbs {
+    match Tree::open(&host.sysfs) {
+        Ok(sysfs) => {
+            let mut sysfs = Attributes::new(sysfs);
+            let ports = sysfs.list(&["class/infiniband", device, "ports"]);
+            // As in a round: what has neither InfiniBand nor Ethernet below has no connection manager.
+            let mut is_other = |port: &String| {
+                let layer = sysfs.text(&["class/infiniband", device, "ports", port, "link_layer"]);
+                layer.known().is_some_and(|layer| !matches!(layer.as_str(), "InfiniBand" | "Ethernet"))
+            };
+            let connects = ports.is_empty() || !ports.iter().all(&mut is_other);
+            verbs::look(&mut sysfs, &host.dev, rules, device, connects)
+        }
+        Err(error) => Verbs::Unknown(format!("{}: {}", host.sysfs.display(), io::Error::from(error))),
     }
 }
