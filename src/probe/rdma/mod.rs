@@ -26,6 +26,7 @@ use crate::policy::rdma::fabric::Fabric;
 use crate::policy::rdma::seen::{Answer, Round};
 use crate::quiet::Quiet;
 use list::{Listed, Routes};
+pub use verbs::{DeviceFiles, DeviceStandIn};
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::future;
@@ -45,6 +46,7 @@ pub struct Rdma {
     settings: Arc<RdmaSettings>,
     fabric: Fabric,
     known: KnownPorts,
+    files: DeviceFiles,
     lane: Lane,
     devices: BTreeMap<String, DeviceLane>,
     routes_at: Option<tokio::time::Instant>,
@@ -77,12 +79,18 @@ impl Rdma {
             settings: Arc::new(settings.clone()),
             fabric: Fabric::new(settings.rules.clone()),
             known,
+            files: DeviceFiles::Real,
             lane: Lane::new("rdma"),
             devices: BTreeMap::new(),
             routes_at: None,
             keeper: Keeper { lane: Lane::new("rdma-known"), due: false, quiet: Quiet::default() },
             seen: None,
         }
+    }
+
+    /// Reads a trace's tree, which has plain files where there were device files.
+    pub fn replayed(settings: &RdmaSettings, known: KnownPorts) -> Self {
+        Self { files: DeviceFiles::StandIns, ..Self::new(settings, known) }
     }
 
     async fn read(&mut self, selected: Vec<Listed>, until: tokio::time::Instant, timeout: Duration) -> Vec<Answer> {
@@ -94,10 +102,10 @@ impl Rdma {
                 self.devices.insert(one.name.clone(), DeviceLane { lane, silent: 0, asked: None });
             }
         }
-        let settings = &self.settings;
+        let (settings, files) = (&self.settings, self.files);
         let answers = self.devices.iter_mut().filter_map(|(name, device)| {
             let listed = selected.iter().find(|one| one.name == *name)?.clone();
-            Some(Box::pin(device.ask(Arc::clone(settings), listed, until, timeout)))
+            Some(Box::pin(device.ask(Arc::clone(settings), files, listed, until, timeout)))
         });
         join_all(answers.collect()).await
     }
@@ -107,6 +115,7 @@ impl DeviceLane {
     async fn ask(
         &mut self,
         settings: Arc<RdmaSettings>,
+        files: DeviceFiles,
         listed: Listed,
         until: tokio::time::Instant,
         timeout: Duration,
@@ -122,7 +131,7 @@ impl DeviceLane {
             return Answer::Silent { name, pci, rounds };
         }
         self.asked = Some(now);
-        let job = move || device::read(&settings.host, &settings.rules, &listed);
+        let job = move || device::read(&settings.host, files, &settings.rules, &listed);
         match self.lane.run(until.saturating_duration_since(now), job).await {
             Ok(answer) => {
                 self.silent = 0;
@@ -164,6 +173,11 @@ impl Keeper {
             Err(Abandoned) => {}
         }
     }
+}
+
+/// The names of the devices that `settings` selects. Blocks as long as the kernel does.
+pub fn selected(settings: &RdmaSettings) -> Vec<String> {
+    list::look(settings, Routes::Keep).selected.into_iter().map(|listed| listed.name).collect()
 }
 
 impl Probe for Rdma {
