@@ -190,7 +190,7 @@ fn row(text: &mut String, happening: &Happening, names: usize, look: Look) {
     let head = format!("{:>8} s  {}  ", happening.at.to_string(), padded(happening.subject(), names));
     let indent = TIME_COLUMNS + names + 2;
     let room = look.columns.saturating_sub(indent).max(20);
-    for (number, words) in wrapped(format!("{word} {sentence}").trim_end(), room).iter().enumerate() {
+    for (number, words) in wrapped(&format!("{word}{sentence}"), room).iter().enumerate() {
         let lead = if number == 0 { head.clone() } else { " ".repeat(indent) };
         let words = match words.strip_prefix(word) {
             Some(rest) if number == 0 => format!("{}{rest}", look.paint(word, word)),

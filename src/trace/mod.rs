@@ -4,12 +4,13 @@ pub mod entry;
 pub mod format;
 pub mod host;
 pub mod player;
+pub mod recorder;
 
 pub mod settings;
+mod snapshot;
 
 pub mod timeline;
 pub mod tree;
-
 
 use entry::Entry;
 use std::fmt;

@@ -88,22 +88,24 @@ impl Happening {
         }
     }
 
-    /// In a word, by which it is painted, and a sentence.
+    /// In a word, by which it is painted, and what goes on behind it.
     pub fn words(&self) -> (&'static str, String) {
         match &self.what {
-            What::Outcome { outcome, .. } => (outcome.name(), outcome.reason().map(ToString::to_string).unwrap_or_default()),
-            What::Verdict { to, cause, hold, .. } => {
-                let why = cause.as_ref().map(|(probe, reason)| format!("by {probe}: {}", reason.code));
-                let hold = (*to == Health::Unhealthy).then(|| format!("a recovery must hold for {hold:?}"));
-                (to.name(), why.into_iter().chain(hold).collect::<Vec<_>>().join("; "))
+            What::Outcome { outcome, .. } => {
+                (outcome.name(), outcome.reason().map(|reason| format!(" {reason}")).unwrap_or_default())
             }
-            What::Fence { up: true } => ("up", "new volumes are refused".to_owned()),
-            What::Fence { up: false } => ("down", "new volumes are let in".to_owned()),
+            What::Verdict { to, cause, hold, .. } => {
+                let why = cause.as_ref().map(|(probe, reason)| format!(" by {probe}: {}", reason.code));
+                let hold = (*to == Health::Unhealthy).then(|| format!("; a recovery must hold for {hold:?}"));
+                (to.name(), why.into_iter().chain(hold).collect())
+            }
+            What::Fence { up: true } => ("up", ": new volumes are refused".to_owned()),
+            What::Fence { up: false } => ("down", ": new volumes are let in".to_owned()),
             What::Registration { registered: true, after: None } => ("registered", String::new()),
             What::Registration { registered: true, after: Some(after) } => {
-                ("registered", format!("again, {:.1} s after it was withdrawn", after.as_secs_f64()))
+                ("registered", format!(" again, {:.1} s after it was withdrawn", after.as_secs_f64()))
             }
-            What::Registration { registered: false, .. } => ("withdrawn", "the kubelet drops the driver".to_owned()),
+            What::Registration { registered: false, .. } => ("withdrawn", ": the kubelet drops the driver".to_owned()),
         }
     }
 
