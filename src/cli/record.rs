@@ -98,7 +98,9 @@ fn contradiction(flags: &RecordFlags) -> Option<String> {
         return Some(format!("--period={}: looking more often than every 10ms would only heat the node", flags.period));
     }
     match flags.r#for {
-        Some(time) if time.0.is_zero() || time.0 > LONGEST => Some(format!("--for={time} must be above zero and at most 168h")),
+        Some(time) if time.0.is_zero() || time.0 > LONGEST => {
+            Some(format!("--for={time} must be above zero and at most 168h"))
+        }
         Some(_) | None => None,
     }
 }
@@ -113,7 +115,7 @@ fn probes(flags: &RecordFlags) -> Result<Vec<ProbeSettings>, Vec<String>> {
     }
     let temporary = |error: std::io::Error| vec![format!("cannot write a temporary file: {error}")];
     let mut made = tempfile::NamedTempFile::new().map_err(temporary)?;
-    made.write_all(of_types(types.iter().map(|kind| (*kind, *kind))).as_bytes()).map_err(temporary)?;
+    made.write_all(of_types(types.iter().map(|kind| (*kind, *kind)), false).as_bytes()).map_err(temporary)?;
     let config = flags.config.as_deref().or((!types.is_empty()).then_some(made.path()));
     let paths = [
         ("--config", config),
@@ -134,11 +136,19 @@ fn probes(flags: &RecordFlags) -> Result<Vec<ProbeSettings>, Vec<String>> {
     probes.retain(|probe| {
         let left_out = matches!(probe.kind, ProbeKind::Exec { .. } | ProbeKind::Csi { .. });
         if left_out {
-            complain(&format!("note: probe {} of type {} is left out: it reads nothing that a trace could hold", probe.name, probe.kind.name()));
+            complain(&format!(
+                "note: probe {} of type {} is left out: it reads nothing that a trace could hold",
+                probe.name,
+                probe.kind.name()
+            ));
         }
         !left_out
     });
-    if probes.is_empty() { Err(vec!["the settings have no probe that reads hardware or a health file".to_owned()]) } else { Ok(probes) }
+    if probes.is_empty() {
+        Err(vec!["the settings have no probe that reads hardware or a health file".to_owned()])
+    } else {
+        Ok(probes)
+    }
 }
 
 fn joined(flag: &str, value: &OsStr) -> OsString {

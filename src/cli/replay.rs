@@ -11,7 +11,7 @@ use crate::policy::volumes::InUse;
 use crate::trace::Trace;
 use crate::trace::format::MAX_BYTES;
 use crate::trace::player::play;
-use crate::trace::settings::{KINDS, of_types};
+use crate::trace::settings::{KINDS, has_smart, of_types};
 use crate::trace::timeline::{Happening, Played};
 use clap::{Arg, ArgAction, Command, CommandFactory};
 use std::ffi::{OsStr, OsString};
@@ -32,16 +32,14 @@ enum Form {
 
 /// `csi-warden replay` with the flags of `run`.
 pub fn command() -> Command {
-    let output = Arg::new("output")
-        .long("output")
-        .value_name("FORM")
-        .default_value("table")
-        .help("table or json")
-        .value_parser(|text: &str| match text {
-            "table" => Ok(Form::Table),
-            "json" => Ok(Form::Json),
-            other => Err(format!("{other:?} is no form: use table or json")),
-        });
+    let output =
+        Arg::new("output").long("output").value_name("FORM").default_value("table").help("table or json").value_parser(
+            |text: &str| match text {
+                "table" => Ok(Form::Table),
+                "json" => Ok(Form::Json),
+                other => Err(format!("{other:?} is no form: use table or json")),
+            },
+        );
     let volumes = Arg::new("volumes-in-use")
         .long("volumes-in-use")
         .value_name("BOOL")
@@ -91,7 +89,9 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         };
     }
     let settings = match given.health() {
-        Ok(settings) if settings.probes.is_empty() => return refuse("the settings have no probes, so there is nothing to play"),
+        Ok(settings) if settings.probes.is_empty() => {
+            return refuse("the settings have no probes, so there is nothing to play");
+        }
         Ok(settings) => settings,
         Err(problems) => {
             for problem in problems.iter().flat_map(|problem| problem.lines()) {
@@ -129,8 +129,11 @@ fn split(arguments: impl Iterator<Item = OsString>) -> Result<(Option<OsString>,
 
 fn read(path: &Path) -> Result<Trace, String> {
     let mut bytes = Vec::new();
-    let opened: io::Result<Box<dyn Read>> =
-        if path == OsStr::new("-") { Ok(Box::new(io::stdin())) } else { File::open(path).map(|file| Box::new(file) as _) };
+    let opened: io::Result<Box<dyn Read>> = if path == OsStr::new("-") {
+        Ok(Box::new(io::stdin()))
+    } else {
+        File::open(path).map(|file| Box::new(file) as _)
+    };
     let most = u64::try_from(MAX_BYTES).unwrap_or(u64::MAX);
     opened.and_then(|file| file.take(most + 1).read_to_end(&mut bytes)).map_err(|error| error.to_string())?;
     Trace::parse(&bytes).map_err(|error| error.to_string())
@@ -142,7 +145,7 @@ fn with_the_traces_probes(trace: &Trace, mut flags: Vec<OsString>) -> Result<Giv
     if known.is_empty() {
         return Err("the trace names no probes: give --config with some".to_owned());
     }
-    let text = of_types(known.iter().map(|probe| (probe.name.as_str(), probe.kind.as_str())));
+    let text = of_types(known.iter().map(|probe| (probe.name.as_str(), probe.kind.as_str())), has_smart(trace));
     let written = tempfile::NamedTempFile::new().and_then(|mut file| file.write_all(text.as_bytes()).map(|()| file));
     let file = written.map_err(|error| format!("cannot write a temporary file: {error}"))?;
     let mut flag = OsString::from("--config=");
@@ -181,7 +184,10 @@ fn table(played: &Played, look: Look) -> String {
     let (health, registered) = (end.health.name(), if end.registered { "registered" } else { "not registered" });
     let fenced = if end.fenced { ", fenced" } else { "" };
     let hold = end.release_at.map(|at| format!("; the hold would be over at {at} s")).unwrap_or_default();
-    line(&mut text, &format!("{:>8} s  end: {health}, {registered}{fenced}{hold} ({} rounds)", end.at.to_string(), end.rounds));
+    line(
+        &mut text,
+        &format!("{:>8} s  end: {health}, {registered}{fenced}{hold} ({} rounds)", end.at.to_string(), end.rounds),
+    );
     text
 }
 

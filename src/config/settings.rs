@@ -214,7 +214,11 @@ impl Settings {
                     return Ok(Health {
                         probes: watched.probes,
                         groups: watched.groups,
-                        hold: Hold { base: typed.recovery_hold, max: typed.max_recovery_hold, window: typed.flap_window },
+                        hold: Hold {
+                            base: typed.recovery_hold,
+                            max: typed.max_recovery_hold,
+                            window: typed.flap_window,
+                        },
                         start_grace: typed.start_grace,
                         rules,
                     });

@@ -74,7 +74,9 @@ impl Pace {
                     self.confirm_at = Some(started + self.schedule.confirm_interval);
                 }
             }
-            Some(Outcome::Success | Outcome::Warning(_) | Outcome::Failure(_, Severity::Soft)) => self.hard_failures = 0,
+            Some(Outcome::Success | Outcome::Warning(_) | Outcome::Failure(_, Severity::Soft)) => {
+                self.hard_failures = 0
+            }
             Some(Outcome::Unknown(_)) | None => {}
         }
     }

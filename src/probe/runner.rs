@@ -3,8 +3,8 @@
 use super::Probe;
 use super::observed::Observed;
 use crate::policy::outcome::Outcome;
-pub use crate::policy::pace::Schedule;
 use crate::policy::pace::Pace;
+pub use crate::policy::pace::Schedule;
 use crate::policy::round::{Rounds, Timing};
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,14 +77,8 @@ pub async fn run_rounds<P: Probe>(
             (None, Err(_abandoned)) => (Some(rounds.abandoned()), None),
         };
         pace.said(outcome.as_ref(), started.into_std());
-        let report = Report {
-            runner,
-            outcome,
-            observed,
-            at: ended,
-            took: ended - started,
-            next: Instant::from_std(pace.due()),
-        };
+        let report =
+            Report { runner, outcome, observed, at: ended, took: ended - started, next: Instant::from_std(pace.due()) };
         if reports.send(report).await.is_err() {
             return;
         }
@@ -94,10 +88,10 @@ pub async fn run_rounds<P: Probe>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::outcome::Severity;
-    use std::num::NonZeroU32;
     use crate::policy::outcome::Reason;
+    use crate::policy::outcome::Severity;
     use crate::probe::lane::Abandoned;
+    use std::num::NonZeroU32;
     use std::sync::{Arc, Mutex};
     use tokio::sync::Notify;
 

@@ -110,4 +110,5 @@ pub(super) fn unescape(text: &str) -> Result<Vec<u8>, Problem> {
     Ok(bytes)
 }
 
-const NO_ESCAPE: Problem = "after a backslash must come n, t, r, ', \", another backslash, or x and two hexadecimal digits";
+const NO_ESCAPE: Problem =
+    "after a backslash must come n, t, r, ', \", another backslash, or x and two hexadecimal digits";

@@ -60,6 +60,8 @@ impl Trace {
             let line = std::str::from_utf8(line).map_err(|_| reader.wrong("the line is not UTF-8"))?;
             reader.take(line.strip_suffix('\r').unwrap_or(line))?;
         }
+        // What follows the last line's end is no line.
+        reader.line -= usize::from(bytes.ends_with(b"\n"));
         reader.end()
     }
 }
@@ -164,9 +166,7 @@ impl Reader {
         Ok(())
     }
 
-    fn end(mut self) -> Result<Trace, FormatError> {
-        // A last line without its end is a line, too.
-        self.line = self.line.saturating_sub(1).max(1);
+    fn end(self) -> Result<Trace, FormatError> {
         match self.end {
             Some(end) => Ok(Trace { probes: self.probes, steps: self.steps, end }),
             None => Err(self.wrong("the trace is cut off: its last line must be `end SECONDS`")),
@@ -264,7 +264,7 @@ mod tests {
             ("csi-warden-trace 2\n", 1, "version 1"),
             ("\u{7f}ELF", 1, "no trace"),
             (&format!("{head}@0\n"), 2, "cut off"),
-            (&format!("{head}@0\nsys/a = 1"), 2, "cut off"),
+            (&format!("{head}@0\nsys/a = 1"), 3, "cut off"),
             (&format!("{head}@0\nsys/a = 1\nend 1\nsys/a = 2\n"), 5, "follows the end"),
             (&format!("{head}@2\n@1\nend 3\n"), 3, "time goes on"),
             (&format!("{head}@2\nend 1\n"), 3, "end comes after"),

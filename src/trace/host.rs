@@ -1,8 +1,8 @@
 //! The tree of a trace on disk: a temporary folder that probes read in place of the host. Nothing is written outside of it.
 
+use super::Offset;
 use super::entry::Entry;
 use super::tree::ROOTS;
-use super::Offset;
 use crate::config::probes::HostTree;
 use rustix::fs::{CWD, Mode, mkfifoat};
 use std::fs::{self, File};
@@ -67,6 +67,8 @@ impl Host {
             Some(_) | None => remove(&full)?,
         }
         match entry {
+            // The root of a tree stays, with nothing in it.
+            None if !path.contains('/') => fs::create_dir(full),
             None => Ok(()),
             Some(Entry::Folder) => fs::create_dir(full),
             Some(Entry::Value(bytes)) => fs::write(full, bytes),

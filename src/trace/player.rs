@@ -63,7 +63,8 @@ pub async fn play(trace: &Trace, settings: &Settings, in_use: InUse) -> Result<P
     if watched.probes.is_empty() {
         return Err(PlayError::NoProbes(notes));
     }
-    let periods = watched.probes.iter().map(|probe| trace.end.since(Offset(0)).as_nanos() / probe.period.as_nanos().max(1));
+    let periods =
+        watched.probes.iter().map(|probe| trace.end.since(Offset(0)).as_nanos() / probe.period.as_nanos().max(1));
     if periods.sum::<u128>() > u128::from(MAX_ROUNDS) {
         return Err(PlayError::TooManyRounds);
     }
@@ -192,7 +193,9 @@ impl Asked {
         self.woken |= match &mut self.kind {
             Kind::Kmsg(kmsg, since) if counts(since) => kmsg.hand_over(line.clone()),
             Kind::Gpu(gpu, Some(since)) if counts(since) => gpu.hand_over(line.clone()),
-            Kind::Kmsg(..) | Kind::Gpu(..) | Kind::HealthFile(_) | Kind::Rdma(_) | Kind::Nvme(_) | Kind::Nothing => false,
+            Kind::Kmsg(..) | Kind::Gpu(..) | Kind::HealthFile(_) | Kind::Rdma(_) | Kind::Nvme(_) | Kind::Nothing => {
+                false
+            }
         };
     }
 

@@ -232,6 +232,10 @@ fn read_health(path: &Path) -> Option<HealthWrite> {
 pub fn create(path: &Path, overwritten: bool) -> io::Result<File> {
     let mut options = File::options();
     options.write(true);
-    if overwritten { options.create(true).truncate(true) } else { options.create_new(true) };
+    if overwritten {
+        options.create(true).truncate(true)
+    } else {
+        options.create_new(true)
+    };
     options.open(path)
 }

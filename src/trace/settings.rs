@@ -8,10 +8,14 @@ use crate::config::watched::Watched;
 /// Types of probes that a trace can hold.
 pub const KINDS: [&str; 5] = ["rdma", "nvme", "gpu", "kmsg", "health-file"];
 
-/// A settings file with the defaults of each type.
-pub fn of_types<'a>(probes: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
+/// A settings file with the defaults of each type, and SMART logs where there are some.
+pub fn of_types<'a>(probes: impl IntoIterator<Item = (&'a str, &'a str)>, smart: bool) -> String {
     let probe = |(name, kind): (&str, &str)| {
-        let own = if kind == "health-file" { ", healthFile: {path: /health/health}" } else { "" };
+        let own = match kind {
+            "health-file" => ", healthFile: {path: /health/health}",
+            "nvme" if smart => ", nvme: {smart: true}",
+            _ => "",
+        };
         format!("  - {{name: {name:?}, type: {kind}{own}}}\n")
     };
     std::iter::once("probes:\n".to_owned()).chain(probes.into_iter().map(probe)).collect()
@@ -65,7 +69,9 @@ fn redirect(probe: &mut ProbeSettings, trace: &Trace, host: &Host, notes: &mut V
                 (Some(same), ..) => same,
                 (None, Some(only), None) => only,
                 (None, None, _) => &probe.name,
-                (None, Some(_), Some(_)) => return Err("the trace has several health files, none of this name".to_owned()),
+                (None, Some(_), Some(_)) => {
+                    return Err("the trace has several health files, none of this name".to_owned());
+                }
             };
             *path = host.health_file(name);
         }
@@ -74,8 +80,8 @@ fn redirect(probe: &mut ProbeSettings, trace: &Trace, host: &Host, notes: &mut V
     Ok(())
 }
 
-/// Pages lie where the device files were.
-fn has_smart(trace: &Trace) -> bool {
+/// Whether the trace has SMART logs. They lie where the device files were.
+pub fn has_smart(trace: &Trace) -> bool {
     let changes = trace.steps.iter().flat_map(|step| &step.changes);
     changes.into_iter().any(|change| matches!(change, Change::Path(path, Some(_)) if path.starts_with("dev/nvme")))
 }

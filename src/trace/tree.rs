@@ -117,7 +117,7 @@ fn check(path: &str, entry: Option<&Entry>) -> Result<(), Problem> {
     match (root, depth, entry) {
         ("health", 1, Some(Entry::Value(_)) | None) => Ok(()),
         ("health", ..) => Err("a health file is written `health/PROBE = TEXT`, or `gone`"),
-        (_, 0, Some(Entry::Folder)) => Ok(()),
+        (_, 0, Some(Entry::Folder) | None) => Ok(()),
         (_, 0, _) => Err("the root of a tree is a folder"),
         _ => Ok(()),
     }
@@ -175,7 +175,9 @@ mod tests {
     fn nothing_lies_behind_a_link_or_outside_of_the_roots() {
         let mut tree = Tree::default();
         tree.change("sys/a", Some(&Entry::Link("/etc".into()))).unwrap();
-        for path in ["sys/a/b", "sys/../x", "/sys/x", "etc/x", "sys//x", "sys/./x", "sys/x/", "", "health", "health/a/b", "sys"] {
+        for path in
+            ["sys/a/b", "sys/../x", "/sys/x", "etc/x", "sys//x", "sys/./x", "sys/x/", "", "health", "health/a/b", "sys"]
+        {
             assert!(tree.change(path, Some(&value("x"))).is_err(), "{path}");
         }
         assert!(tree.change("health/a", Some(&Entry::Link("/etc/shadow".into()))).is_err());

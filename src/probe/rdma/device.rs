@@ -2,8 +2,8 @@
 
 use super::attributes::Attributes;
 use super::list::Listed;
-use super::verbs::{self, DeviceFiles};
 use super::netdev;
+use super::verbs::{self, DeviceFiles};
 use crate::config::probes::HostTree;
 use crate::policy::rdma::gid::{EntryNetdev, GidEntry, GidFound, GidKind, GidSearch, parse_gid};
 use crate::policy::rdma::rules::{Rate, RdmaRules};

@@ -26,13 +26,13 @@ use crate::policy::rdma::fabric::Fabric;
 use crate::policy::rdma::seen::{Answer, Round};
 use crate::quiet::Quiet;
 use list::{Listed, Routes};
-pub use verbs::{DeviceFiles, DeviceStandIn};
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
+pub use verbs::{DeviceFiles, DeviceStandIn};
 
 /// Routes change seldom, and a table may be long.
 const ROUTES_PERIOD: Duration = Duration::from_secs(10);

@@ -52,7 +52,13 @@ impl fmt::Display for DeviceStandIn {
 }
 
 /// Looks for what the rules ask for. `connects` is false for devices that have no connection manager.
-pub(super) fn look(sysfs: &mut Attributes, dev: (&Path, DeviceFiles), rules: &RdmaRules, device: &str, connects: bool) -> Verbs {
+pub(super) fn look(
+    sysfs: &mut Attributes,
+    dev: (&Path, DeviceFiles),
+    rules: &RdmaRules,
+    device: &str,
+    connects: bool,
+) -> Verbs {
     let mut worst = Verbs::Usable;
     for node in &rules.device_nodes {
         let verbs = match node {

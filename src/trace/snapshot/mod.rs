@@ -158,3 +158,178 @@ fn join(folder: &str, name: &str) -> String {
         (folder, name) => format!("{folder}/{name}"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::gpu::WrittenGpu;
+    use crate::config::nvme::WrittenNvme;
+    use crate::config::probes::{GpuSettings, HostTree, NvmeSettings, RdmaSettings};
+    use crate::known_ports::KnownPorts;
+    use crate::policy::outcome::Outcome;
+    use crate::policy::rdma::rules::RdmaRules;
+    use crate::policy::rdma::selector::Selector;
+    use crate::probe::Probe;
+    use crate::probe::gpu::Gpu;
+    use crate::probe::nvme::Nvme;
+    use crate::probe::observed::Observed;
+    use crate::probe::rdma::Rdma;
+    use crate::trace::Offset;
+    use crate::trace::host::Host;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    const TIMEOUT: Duration = Duration::from_secs(20);
+
+    /// A made-up host: `PATH ENTRY` a line, as in a trace.
+    fn host(lines: &str) -> Host {
+        let host = Host::new().unwrap();
+        for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            let (path, entry) = line.split_once(' ').unwrap();
+            host.put(path, Some(&Entry::parse(entry).unwrap()), Offset(0)).unwrap();
+        }
+        host
+    }
+
+    /// A host of what was recorded of another one.
+    fn copy(entries: &Entries) -> Host {
+        let host = Host::new().unwrap();
+        for (path, entry) in entries.entries() {
+            host.put(path, Some(entry), Offset(0)).unwrap();
+        }
+        host
+    }
+
+    async fn said(mut probe: impl Probe) -> (Option<Outcome>, Option<Arc<Observed>>) {
+        let seen = probe.look(TIMEOUT).await.unwrap();
+        let outcome = probe.judge(seen, tokio::time::Instant::now().into_std());
+        (outcome, probe.observed())
+    }
+
+    const HCAS: &str = r"
+        sys/class/infiniband/mlx5_0 -> ../../devices/pci0/0000:41:00.0/infiniband/mlx5_0
+        sys/devices/pci0/0000:41:00.0/infiniband/mlx5_0/device -> ../../../0000:41:00.0
+        sys/devices/pci0/0000:41:00.0/infiniband/mlx5_0/node_guid = 0c42:a103:001d:d12a\n
+        sys/devices/pci0/0000:41:00.0/infiniband/mlx5_0/node_type = 1: CA\n
+        sys/devices/pci0/0000:41:00.0/infiniband/mlx5_0/ports/1/state = 4: ACTIVE\n
+        sys/devices/pci0/0000:41:00.0/infiniband/mlx5_0/ports/1/phys_state = 5: LinkUp\n
+        sys/devices/pci0/0000:41:00.0/infiniband/mlx5_0/ports/1/link_layer = Ethernet\n
+        sys/devices/pci0/0000:41:00.0/infiniband/mlx5_0/ports/1/rate = 100 Gb/sec (4X EDR)\n
+        sys/devices/pci0/0000:41:00.0/infiniband/mlx5_0/ports/1/lid = 0x2b\n
+        sys/devices/pci0/0000:41:00.0/infiniband/mlx5_0/ports/1/sm_lid ! EINVAL
+        sys/devices/pci0/0000:41:00.0/infiniband/mlx5_0/ports/1/gids/0 = fe80:0000:0000:0000:0c42:a103:001d:d12a\n
+        sys/devices/pci0/0000:41:00.0/infiniband/mlx5_0/ports/1/gids/1 = 0000:0000:0000:0000:0000:0000:0000:0000\n
+        sys/devices/pci0/0000:41:00.0/infiniband/mlx5_0/ports/1/gids/2 = fe80:0000:0000:0000:0c42:a103:001d:d12a\n
+        sys/devices/pci0/0000:41:00.0/infiniband/mlx5_0/ports/1/gid_attrs/types/0 = IB/RoCE v1\n
+        sys/devices/pci0/0000:41:00.0/infiniband/mlx5_0/ports/1/gid_attrs/types/1 ! EINVAL
+        sys/devices/pci0/0000:41:00.0/infiniband/mlx5_0/ports/1/gid_attrs/types/2 = RoCE v2\n
+        sys/devices/pci0/0000:41:00.0/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/2 = bond0\n
+        sys/devices/pci0/0000:41:00.0/net/eth0/dev_port = 0\n
+        sys/devices/pci0/0000:41:00.0/net/eth0/master -> ../../../../virtual/net/bond0
+        sys/devices/pci0/0000:41:00.0/net/eth1/phys_port_name = pf0vf1\n
+        sys/devices/pci0/0000:41:00.0/infiniband_verbs/uverbs0/dev = 231:192\n
+        sys/devices/pci0/0000:41:00.0/infiniband_verbs/uverbs0/ibdev = mlx5_0\n
+        sys/class/infiniband_verbs/uverbs0 -> ../../devices/pci0/0000:41:00.0/infiniband_verbs/uverbs0
+        sys/devices/virtual/net/bond0/flags = 0x1003\n
+        sys/devices/virtual/net/bond0/operstate = up\n
+        sys/devices/virtual/net/bond0/bonding /
+        sys/devices/virtual/net/bond0/lower_eth0 -> ../../../pci0/0000:41:00.0/net/eth0
+        sys/devices/pci0/0000:41:00.0/net/eth0/operstate = up\n
+        sys/class/net/bond0 -> ../../devices/virtual/net/bond0
+        sys/class/net/eth0 -> ../../devices/pci0/0000:41:00.0/net/eth0
+        sys/devices/virtual/infiniband/rxe0/parent = eth7\n
+        sys/devices/virtual/infiniband/rxe0/node_guid = 0000:0000:0000:0001\n
+        sys/devices/virtual/infiniband/rxe0/ports/1/state = 1: DOWN\n
+        sys/devices/virtual/infiniband/rxe0/ports/1/phys_state ! EIO
+        sys/devices/virtual/infiniband/rxe0/ports/1/link_layer = Ethernet\n
+        sys/class/infiniband/rxe0 -> ../../devices/virtual/infiniband/rxe0
+        sys/class/infiniband/gone -> ../../devices/gone
+        sys/devices/virtual/net/eth7/flags = 0x1002\n
+        sys/devices/virtual/net/eth7/operstate = down\n
+        sys/class/net/eth7 -> ../../devices/virtual/net/eth7
+        proc/1/net/route = Iface\tDestination\neth7\t00000000\t0102A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n
+    ";
+
+    #[tokio::test]
+    async fn an_rdma_probe_sees_in_the_recording_what_it_saw_on_the_host() {
+        let from = host(HCAS);
+        for (devices, exclude) in [
+            (&[][..], &[][..]),
+            (&["mlx5_*"], &[]),
+            (&["0c42:a103:001d:d12a"], &[]),
+            (&[], &["0000:0000:0000:0001"]),
+            (&["0000:41:00.0"], &["rxe0"]),
+        ] {
+            let parse = |words: &[&str]| words.iter().map(|word| Selector::parse(word).unwrap()).collect();
+            let settings = |host: HostTree| {
+                // Device files cannot be made by everybody.
+                let rules = RdmaRules {
+                    devices: parse(devices),
+                    exclude: parse(exclude),
+                    device_nodes: Vec::new(),
+                    details: true,
+                    ..RdmaRules::default()
+                };
+                RdmaSettings { host, rules }
+            };
+            let recorded = take(&ProbeKind::Rdma(settings(from.tree())));
+            let to = copy(&recorded);
+            let probe = |host: &Host| Rdma::replayed(&settings(host.tree()), KnownPorts::in_memory());
+            let (outcome, observed) = said(probe(&from)).await;
+            assert!(!observed.as_ref().unwrap().is_empty());
+            assert_eq!(said(probe(&to)).await, (outcome, observed), "{devices:?} {exclude:?}");
+            let of_rxe = recorded.at("sys/devices/virtual/infiniband/rxe0/ports/1/state");
+            assert_eq!(of_rxe.is_some(), devices.is_empty() && exclude.is_empty(), "what is not selected is not read");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_nvme_probe_sees_in_the_recording_what_it_saw_on_the_host() {
+        let from = host(
+            r"
+            sys/class/nvme/nvme0 -> ../../devices/pci0/0000:01:00.0/nvme/nvme0
+            sys/devices/pci0/0000:01:00.0/nvme/nvme0/device -> ../../../0000:01:00.0
+            sys/devices/pci0/0000:01:00.0/nvme/nvme0/state = live\n
+            sys/devices/pci0/0000:01:00.0/nvme/nvme0/transport = pcie\n
+            sys/devices/pci0/0000:01:00.0/nvme/nvme0/serial = PHX1\n
+            sys/devices/pci0/0000:01:00.0/nvme/nvme0/model = Drive\n
+            sys/devices/pci0/0000:01:00.0/nvme/nvme0/firmware_rev = 1.0\n
+            sys/devices/pci0/0000:01:00.0/nvme/nvme0/nvme0n1 /
+            sys/class/nvme/nvme1/state = connecting\n
+            sys/class/nvme/nvme1/address = traddr=192.168.1.5,trsvcid=4420\n
+            sys/class/nvme/nvme1/nvme1c1n1/ana_state = inaccessible\n
+            sys/class/nvme/nvme2/state ! EIO
+        ",
+        );
+        let settings = |host: &Host| NvmeSettings { ..WrittenNvme::default().settings(&host.tree(), TIMEOUT) };
+        let to = copy(&take(&ProbeKind::Nvme(settings(&from))));
+        let (outcome, observed) = said(Nvme::replayed(&settings(&from))).await;
+        assert_eq!(observed.as_ref().unwrap().len(), 3);
+        assert_eq!(said(Nvme::replayed(&settings(&to))).await, (outcome, observed));
+    }
+
+    #[tokio::test]
+    async fn a_gpu_probe_sees_in_the_recording_what_it_saw_on_the_host() {
+        let from = host(
+            r"
+            sys/bus/pci/devices/0000:17:00.0 -> ../../../devices/pci0/0000:17:00.0
+            sys/devices/pci0/0000:17:00.0/vendor = 0x10de\n
+            sys/devices/pci0/0000:17:00.0/class = 0x030200\n
+            sys/devices/pci0/0000:17:00.0/config = \xff\xff\xff\xff
+            sys/devices/pci0/0000:17:00.0/driver -> ../../../bus/pci/drivers/nvidia
+            sys/bus/pci/devices/0000:18:00.0/vendor = 0x10de\n
+            sys/bus/pci/devices/0000:18:00.0/class = 0x030200\n
+            sys/bus/pci/devices/0000:18:00.0/power/runtime_status = suspended\n
+            sys/bus/pci/devices/0000:19:00.0/vendor = 0x8086\n
+            sys/bus/pci/devices/0000:19:00.0/class = 0x020000\n
+        ",
+        );
+        let settings =
+            |host: &Host| GpuSettings { tool: None, ..WrittenGpu::default().settings(&host.tree(), TIMEOUT) };
+        let to = copy(&take(&ProbeKind::Gpu(settings(&from))));
+        let (outcome, observed) = said(Gpu::replayed(&settings(&from))).await;
+        assert_eq!(outcome.as_ref().unwrap().name(), "failure");
+        assert_eq!(observed.as_ref().unwrap().len(), 2);
+        assert_eq!(said(Gpu::replayed(&settings(&to))).await, (outcome, observed));
+    }
+}
