@@ -18,7 +18,7 @@ fuzz_target!(|input: &[u8]| {
         assert!((1..=lines).contains(&problem.line), "{problem}");
         assert!(!problem.to_string().contains('\n'), "{problem}");
     }
-    let arguments = std::iter::once("csi-warden".into()).chain(file.arguments());
+    let arguments = std::iter::once("csi-warden".into()).chain(file.arguments(&[]));
     assert!(FLAGS.clone().try_get_matches_from(arguments).is_ok());
     if problems.is_empty() {
         for member in file.groups.iter().flat_map(|group| &group.probes.value) {
