@@ -54,9 +54,9 @@ impl Host {
     pub fn put(&self, path: &str, entry: Option<&Entry>, at: Offset) -> io::Result<()> {
         let full = self.plain_parent(path)?;
         match entry {
-            Some(Entry::Folder) if full.is_dir() && !full.is_symlink() => return Ok(()),
+            Some(Entry::Folder) if is_folder(&full) => return Ok(()),
             // Never for a moment without a file: a probe may read just now, and each write shall be another file.
-            Some(Entry::Value(bytes)) if !(full.is_dir() && !full.is_symlink()) => {
+            Some(Entry::Value(bytes)) if !is_folder(&full) => {
                 let beside = self.path().join("written");
                 fs::write(&beside, bytes)?;
                 let age = Duration::from_millis(u64::try_from(-at.0).unwrap_or_default());
@@ -91,13 +91,18 @@ impl Host {
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{path:?} is no plain path")));
             }
             full.push(step);
-            if steps.peek().is_some() && !fs::symlink_metadata(&full).is_ok_and(|metadata| metadata.is_dir()) {
+            if steps.peek().is_some() && !is_folder(&full) {
                 remove(&full)?;
                 fs::create_dir(&full)?;
             }
         }
         Ok(full)
     }
+}
+
+/// A link to one is none.
+fn is_folder(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir())
 }
 
 fn remove(path: &Path) -> io::Result<()> {

@@ -57,7 +57,7 @@ impl Tree {
         for (path, entry) in &self.entries {
             let is_new = before.entries.get(path) != Some(entry);
             // A folder is told by what is in it, unless something else was there.
-            let told = *entry == Entry::Folder && self.has_below(path) && before.entries.get(path).is_none();
+            let told = *entry == Entry::Folder && self.has_below(path) && !before.entries.contains_key(path);
             if is_new && !told {
                 changes.push(Change::Path(path.clone(), Some(entry.clone())));
             }
