@@ -29,3 +29,4 @@ pub mod shutdown;
 pub mod state_file;
 pub mod status;
 pub mod telemetry;
+pub mod trace;

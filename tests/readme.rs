@@ -4,6 +4,7 @@ use clap::{Arg, Command, CommandFactory};
 use csi_warden::cli::doctor;
 use csi_warden::cli::livenessprobe::LivenessprobeFlags;
 use csi_warden::cli::probe::ProbeFlags;
+use csi_warden::cli::record::RecordFlags;
 use csi_warden::cli::run::RunFlags;
 use std::collections::BTreeMap;
 
@@ -17,6 +18,11 @@ fn every_flag_of_run_is_listed_with_its_default_and_no_other() {
 #[test]
 fn every_flag_of_probe_is_listed_with_its_default_and_no_other() {
     assert_eq!(listed("### The probe command"), defined(&ProbeFlags::command()));
+}
+
+#[test]
+fn every_flag_of_record_is_listed_with_its_default_and_no_other() {
+    assert_eq!(listed("### The record and replay commands"), defined(&RecordFlags::command()));
 }
 
 #[test]

@@ -10,6 +10,8 @@ pub mod livenessprobe;
 pub mod logging;
 mod look;
 pub mod probe;
+pub mod record;
+pub mod replay;
 pub mod run;
 pub mod status;
 
@@ -35,6 +37,8 @@ Commands (`csi-warden COMMAND --help` tells more):
   config         check: find what is wrong with the settings; print: show those in force and where each came from
   demo           play a failure and a recovery with an embedded driver and kubelet, without a cluster
   probe          ask probes once, until healthy, or again and again, and write the shared health file
+  record         write what probes read into a trace, as it changes
+  replay         play such a trace through the real probes and rules: what would have happened, and when
   status         show what a running agent knows, and what would happen next
   doctor         check node, paths and permissions, or manifests, and say how to mend what is wrong; changes nothing
   fence          on, off or auto: refuse new volumes on this node for a while, or let them in, whatever its health
@@ -67,6 +71,8 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
         "livenessprobe" => livenessprobe::main(rest),
         "demo" => demo::main(rest),
         "probe" => probe::main(rest),
+        "record" => record::main(rest),
+        "replay" => replay::main(rest),
         "status" => status::main(rest),
         "doctor" => doctor::main(rest),
         "fence" => fence::main(rest),

@@ -7,7 +7,7 @@ use crate::config::file::{self, ConfigFile, FileError, Problem};
 use crate::config::go_duration::GoDuration;
 use crate::config::go_integer::integer;
 use crate::config::probes::HostTree;
-use crate::config::settings::{self, Settings, SettingsErrors, Typed, TypedFile};
+use crate::config::settings::{self, Health, Settings, SettingsErrors, Typed, TypedFile};
 use crate::config::watched::Watched;
 use crate::{daemon, shutdown, telemetry};
 use anyhow::Context;
@@ -227,6 +227,14 @@ impl Given {
     /// Every problem of the probes, one line each.
     pub fn watched(&self) -> Result<Watched, Vec<String>> {
         self.with_the_files(Settings::watched(&self.typed()))
+    }
+
+    /// How `run` would watch, and what it would do.
+    ///
+    /// # Errors
+    /// Every problem of the probes, the verdict and the reaction, one line each.
+    pub fn health(&self) -> Result<Health, Vec<String>> {
+        self.with_the_files(Settings::health(&self.typed()))
     }
 
     fn with_the_files<T>(&self, checked: Result<T, SettingsErrors>) -> Result<T, Vec<String>> {

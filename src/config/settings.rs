@@ -198,6 +198,36 @@ impl Settings {
         }
         Err(SettingsErrors { errors: found.0, file: file.cloned() })
     }
+
+    /// How health is watched and what it does, and nothing besides: for whoever plays it through. Looks at nothing on the machine.
+    ///
+    /// # Errors
+    /// Every setting of the probes, the verdict and the reaction that cannot be.
+    pub fn health(typed: &Typed) -> Result<Health, SettingsErrors> {
+        let mut found = Found(Vec::new());
+        let proxy = found.keep_all(proxy::check(typed, None, None, std::collections::BTreeMap::new()));
+        found.keep(holds(typed));
+        match Self::watched(typed) {
+            Ok(watched) => {
+                if let Some(proxy) = proxy.filter(|_| found.0.is_empty()) {
+                    let (_, rules) = proxy.settle(typed, !watched.probes.is_empty(), &mut Vec::new());
+                    return Ok(Health {
+                        probes: watched.probes,
+                        groups: watched.groups,
+                        hold: Hold {
+                            base: typed.recovery_hold,
+                            max: typed.max_recovery_hold,
+                            window: typed.flap_window,
+                        },
+                        start_grace: typed.start_grace,
+                        rules,
+                    });
+                }
+            }
+            Err(errors) => found.0.extend(errors.errors),
+        }
+        Err(SettingsErrors { errors: found.0, file: typed.config.as_ref().map(|config| config.file.clone()) })
+    }
 }
 
 /// Where the state lies: `--state-dir`, or beside the driver's socket.

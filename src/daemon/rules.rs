@@ -31,7 +31,7 @@ fn question(probe: &ProbeSettings) -> String {
 }
 
 /// The probes, as the policy knows them.
-pub(super) fn rules(watched: &Watched) -> Vec<ProbeRule> {
+pub(crate) fn rules(watched: &Watched) -> Vec<ProbeRule> {
     let rule = |probe: &ProbeSettings| ProbeRule {
         name: probe.name.clone(),
         asks: question(probe),

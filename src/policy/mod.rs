@@ -16,6 +16,7 @@ pub mod line_pattern;
 pub mod nvme;
 pub mod nvme_selector;
 pub mod outcome;
+pub mod pace;
 pub mod probe_verdict;
 pub mod rdma;
 pub mod reaction;

@@ -43,6 +43,12 @@ impl fmt::Display for Implausible {
 }
 
 impl SmartLog {
+    /// The page with zeros for all that [`Self::parse`] passes over, such as how much was written.
+    pub fn judged(page: &[u8; PAGE_BYTES]) -> Vec<u8> {
+        let reads = |at: usize| at < 6 || (160..176).contains(&at);
+        page.iter().enumerate().map(|(at, byte)| if reads(at) { *byte } else { 0 }).collect()
+    }
+
     /// Reads the page.
     ///
     /// # Errors

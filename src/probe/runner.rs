@@ -2,34 +2,16 @@
 
 use super::Probe;
 use super::observed::Observed;
-use crate::policy::outcome::{Outcome, Severity};
+use crate::policy::outcome::Outcome;
+use crate::policy::pace::Pace;
+pub use crate::policy::pace::Schedule;
 use crate::policy::repeats::{Events, Repeats, Spacing};
 use crate::policy::round::{Rounds, Timing};
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
-
-/// Events closer than this are one round, so that a storm of them costs little.
-const EVENT_GAP: Duration = Duration::from_millis(10);
-
-/// A round that begins this much later than planned was on time: timers and other work take their moment.
-const ON_TIME: Duration = Duration::from_millis(20);
-
-/// When a probe runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Schedule {
-    /// From the start of one round to the start of the next.
-    pub period: Duration,
-    /// How long one run may take.
-    pub timeout: Duration,
-    /// A hard failure is looked at again after this.
-    pub confirm_interval: Duration,
-    /// Failures in a row that decide; beyond them nothing needs confirming.
-    pub failure_threshold: NonZeroU32,
-}
 
 /// What one round said.
 #[derive(Debug)]
@@ -62,12 +44,10 @@ pub async fn run_rounds<P: Probe>(
 ) {
     let mut rounds = Rounds::new(schedule.timeout);
     let mut repeats = Repeats::new(Spacing { confirm_interval: schedule.confirm_interval, period: schedule.period });
-    let mut next = Instant::now();
-    let mut confirm_at = None;
-    let mut events_from = next;
-    let mut hard_failures = 0;
+    let mut pace = Pace::new(schedule, Instant::now().into_std());
     loop {
-        let due = confirm_at.map_or(next, |at: Instant| at.min(next));
+        let due = Instant::from_std(pace.due());
+        let events_from = Instant::from_std(pace.events_from());
         let planned = tokio::select! {
             biased;
             () = stop.cancelled() => return,
@@ -79,23 +59,18 @@ pub async fn run_rounds<P: Probe>(
         let started = Instant::now();
         let looks_again = planned.is_none() && P::EVENTS == Events::LookAgain;
         let late = planned.map_or(Duration::ZERO, |planned| started - planned);
-        if confirm_at.is_some_and(|at| at <= started) {
-            confirm_at = None;
-        }
         let seen = tokio::select! {
             biased;
             () = stop.cancelled() => return,
             seen = probe.look(schedule.timeout) => seen,
         };
         let ended = Instant::now();
-        // From the moment that was planned, so that probes of one period go on waking us at one time.
-        next = planned.filter(|_| late <= ON_TIME).unwrap_or(started) + schedule.period;
-        events_from = ended + EVENT_GAP;
+        pace.ran(planned.map(Instant::into_std), started.into_std(), ended.into_std());
         let stopped = rounds.stopped(Timing { late, took: ended - started });
         let (outcome, observed) = match (stopped, seen) {
             (Some(stopped), _) => {
-                // It says nothing, so it is not judged; the next one follows at once.
-                next = ended + EVENT_GAP;
+                // It says nothing, so it is not judged.
+                pace.again();
                 (Some(stopped), None)
             }
             (None, Ok(seen)) => {
@@ -113,24 +88,9 @@ pub async fn run_rounds<P: Probe>(
                 (word, None)
             }
         };
-        match &outcome {
-            Some(Outcome::Failure(_, Severity::Hard)) => {
-                hard_failures += 1;
-                if hard_failures < schedule.failure_threshold.get() {
-                    confirm_at = Some(started + schedule.confirm_interval);
-                }
-            }
-            Some(Outcome::Success | Outcome::Warning(_) | Outcome::Failure(_, Severity::Soft)) => hard_failures = 0,
-            Some(Outcome::Unknown(_)) | None => {}
-        }
-        let report = Report {
-            runner,
-            outcome,
-            observed,
-            at: ended,
-            took: ended - started,
-            next: confirm_at.map_or(next, |at| at.min(next)),
-        };
+        pace.said(outcome.as_ref(), started.into_std());
+        let report =
+            Report { runner, outcome, observed, at: ended, took: ended - started, next: Instant::from_std(pace.due()) };
         if reports.send(report).await.is_err() {
             return;
         }
@@ -141,7 +101,9 @@ pub async fn run_rounds<P: Probe>(
 mod tests {
     use super::*;
     use crate::policy::outcome::Reason;
+    use crate::policy::outcome::Severity;
     use crate::probe::lane::Abandoned;
+    use std::num::NonZeroU32;
     use std::sync::{Arc, Mutex};
     use tokio::sync::Notify;
 

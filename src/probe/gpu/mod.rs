@@ -5,7 +5,7 @@ pub mod bus;
 use super::Probe;
 use super::exec::{Command, output};
 use super::join::join_all;
-use super::kmsg::log::KernelLog;
+use super::kmsg::log::{KernelLog, Line};
 use super::kmsg::told;
 use super::lane::{Abandoned, Lane};
 use super::observed::{Observed, judged};
@@ -57,6 +57,19 @@ impl Gpu {
             lanes: BTreeMap::new(),
             observed: None,
         }
+    }
+
+    /// Reads no kernel log: the lines of a trace are handed over.
+    pub fn replayed(settings: &GpuSettings) -> Self {
+        let log = settings.xid.as_ref().map(|_| KernelLog::replayed());
+        Self { log, ..Self::new(settings) }
+    }
+
+    /// Takes in a line of the trace; one that means nothing is left out. Says whether it wakes the probe.
+    pub fn hand_over(&mut self, line: Line) -> bool {
+        let Some(log) = self.log.as_mut().filter(|_| self.log_policy.concerns(&line.text)) else { return false };
+        log.hand_over(line);
+        true
     }
 
     async fn bus(

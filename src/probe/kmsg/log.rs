@@ -69,12 +69,26 @@ enum Open {
     Watched(AsyncFd<OwnedFd>),
     /// A recorded log: it is read by the period alone.
     Plain(OwnedFd),
+    /// There is no file: lines are handed over.
+    HandedOver,
 }
 
 impl KernelLog {
     /// The log under `dev_root`, which need not be there yet.
     pub fn new(dev_root: &Path, since: Since) -> Self {
         Self { path: dev_root.join("kmsg"), since, open: None, last: None, began: None, lost: 0, waiting: Vec::new() }
+    }
+
+    /// A log that is replayed: its lines come by [`Self::hand_over`], and no file is read.
+    pub fn replayed() -> Self {
+        Self { open: Some(Open::HandedOver), ..Self::new(Path::new(""), Since::Now) }
+    }
+
+    /// Puts a line behind those that wait.
+    pub fn hand_over(&mut self, line: Line) {
+        if self.waiting.len() < MAX_WAITING {
+            self.waiting.push(line);
+        }
     }
 
     /// How often the log had run over what was not read yet.
@@ -121,7 +135,7 @@ impl KernelLog {
                 }
                 future::pending().await
             }
-            Some(Open::Plain(_)) | None => future::pending().await,
+            Some(Open::Plain(_) | Open::HandedOver) | None => future::pending().await,
         }
     }
 
@@ -154,6 +168,7 @@ impl KernelLog {
         let descriptor = match open {
             Open::Watched(watched) => watched.get_ref(),
             Open::Plain(descriptor) => descriptor,
+            Open::HandedOver => return Ok(Turn::Dry),
         };
         let (now, now_instant) = (since_boot(), tokio::time::Instant::now().into_std());
         let began = *self.began.get_or_insert(now);

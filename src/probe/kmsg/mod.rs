@@ -10,7 +10,7 @@ use crate::config::probes::KmsgSettings;
 use crate::policy::kernel_log::{Class, Held, KernelLogPolicy};
 use crate::policy::outcome::{Outcome, Reason, Severity};
 use crate::probe::observed::judged;
-use log::KernelLog;
+use log::{KernelLog, Line};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,6 +28,20 @@ impl Kmsg {
     pub fn new(settings: &KmsgSettings) -> Self {
         let log = KernelLog::new(&settings.host.dev, settings.since);
         Self { log, policy: KernelLogPolicy::new(settings.rules.clone()), observed: None }
+    }
+
+    /// Reads nothing: the lines of a trace are handed over.
+    pub fn replayed(settings: &KmsgSettings) -> Self {
+        Self { log: KernelLog::replayed(), ..Self::new(settings) }
+    }
+
+    /// Takes in a line of the trace; one that means nothing is left out. Says whether it wakes the probe.
+    pub fn hand_over(&mut self, line: Line) -> bool {
+        let concerns = self.policy.concerns(&line.text);
+        if concerns {
+            self.log.hand_over(line);
+        }
+        concerns
     }
 }
 

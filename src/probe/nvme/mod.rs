@@ -11,7 +11,7 @@ use super::observed::{Observed, judged};
 use crate::config::probes::NvmeSettings;
 use crate::policy::nvme::{Looked, NvmePolicy, Seen, Smart, State};
 use crate::policy::outcome::{Outcome, Reason};
-use read::{Controller, Listed, controller, list, smart};
+use read::{Controller, Listed, controller, list, recorded_smart, smart};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::future;
@@ -23,12 +23,21 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct Nvme {
     settings: NvmeSettings,
+    pages: Pages,
     policy: NvmePolicy,
     lane: Lane,
     lanes: BTreeMap<String, Lanes>,
     /// What stays of each when its name changes, by its name; kept for when it cannot be read.
     lasting: BTreeMap<String, String>,
     observed: Option<Arc<Observed>>,
+}
+
+/// Where SMART logs come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pages {
+    Drive,
+    /// A trace has them where the device files were.
+    Trace,
 }
 
 #[derive(Debug)]
@@ -49,12 +58,20 @@ impl Nvme {
     pub fn new(settings: &NvmeSettings) -> Self {
         Self {
             settings: settings.clone(),
+            pages: Pages::Drive,
             policy: NvmePolicy::new(settings.rule.clone()),
             lane: Lane::new("nvme"),
             lanes: BTreeMap::new(),
             lasting: BTreeMap::new(),
             observed: None,
         }
+    }
+}
+
+impl Nvme {
+    /// Reads a trace's tree, SMART logs included.
+    pub fn replayed(settings: &NvmeSettings) -> Self {
+        Self { pages: Pages::Trace, ..Self::new(settings) }
     }
 }
 
@@ -75,10 +92,10 @@ impl Probe for Nvme {
         for name in &names {
             self.lanes.entry(name.clone()).or_insert_with(|| Lanes::new(name));
         }
-        let settings = &self.settings;
+        let (settings, pages) = (&self.settings, self.pages);
         let looks = self.lanes.iter_mut().filter(|(name, _)| names.contains(name)).map(|(name, lanes)| {
             let look: Pin<Box<dyn Future<Output = _> + Send + '_>> =
-                Box::pin(async move { (name.clone(), lanes.look(settings, name, deadline).await) });
+                Box::pin(async move { (name.clone(), lanes.look(settings, pages, name, deadline).await) });
             look
         });
         let controllers = join_all(looks.collect()).await.into_iter().collect();
@@ -144,6 +161,7 @@ impl Lanes {
     async fn look(
         &mut self,
         settings: &NvmeSettings,
+        pages: Pages,
         name: &str,
         deadline: tokio::time::Instant,
     ) -> Option<(Controller, Smart)> {
@@ -155,7 +173,11 @@ impl Lanes {
             return Some((seen, Smart::NotAsked));
         }
         let (host, wanted) = (settings.host.clone(), name.to_owned());
-        let page = self.drive.run(left(), move || smart(&host.sysfs, &host.dev, &wanted)).await;
+        let page = self.drive.run(left(), move || match pages {
+            Pages::Drive => smart(&host.sysfs, &host.dev, &wanted),
+            Pages::Trace => recorded_smart(&host.dev, &wanted),
+        });
+        let page = page.await;
         Some((seen, page.unwrap_or(Smart::Silent)))
     }
 }

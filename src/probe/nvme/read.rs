@@ -5,7 +5,7 @@ use crate::policy::nvme::{Smart, State};
 use crate::policy::nvme_selector::{Identity, Selector};
 use crate::policy::outcome::Reason;
 use crate::policy::rdma::selector::parse_pci;
-use crate::policy::smart::SmartLog;
+use crate::policy::smart::{PAGE_BYTES, SmartLog};
 use crate::probe::attribute::{attribute, link_name};
 use crate::probe::tree::Tree;
 use rustix::fs::{FileType, OFlags, Stat, fstat, major, minor};
@@ -146,19 +146,44 @@ pub fn controller(sysfs: &Path, name: &str) -> Controller {
 
 /// Asks the drive for its SMART log.
 pub fn smart(sysfs: &Path, dev: &Path, name: &str) -> Smart {
-    let path = dev.join(name);
-    match open(sysfs, dev, name) {
-        Ok(controller) => match smart_log(controller) {
-            Ok(page) => match SmartLog::parse(&page[..]) {
-                Ok(log) => Smart::Log(log),
-                Err(implausible) => {
-                    let message = format!("the SMART log of {name} says nothing: {implausible}");
-                    Smart::Unread(Reason::new("SmartImplausible", message))
-                }
-            },
-            Err(error) => refused(&path, error),
+    understood(page(sysfs, dev, name), &dev.join(name), name)
+}
+
+/// The SMART log that a trace has in the device file's place; behind its end are zeros.
+pub fn recorded_smart(dev: &Path, name: &str) -> Smart {
+    let mut page = Box::new([0; PAGE_BYTES]);
+    let read = Tree::open(dev).and_then(|tree| tree.read_bytes(name, page.as_mut_slice()));
+    understood(read.map(|_| page).map_err(AdminError::System), &dev.join(name), name)
+}
+
+/// Of the drive's SMART log what is judged, for a trace; the rest is zeros, and those at its end are left out.
+///
+/// # Errors
+/// When the kernel or the drive refuses.
+pub fn smart_to_record(sysfs: &Path, dev: &Path, name: &str) -> Result<Vec<u8>, Errno> {
+    let page = page(sysfs, dev, name).map_err(|error| match error {
+        AdminError::System(error) => error,
+        AdminError::Refused(_) => Errno::IO,
+    })?;
+    let mut judged = SmartLog::judged(&page);
+    judged.truncate(judged.iter().rposition(|byte| *byte != 0).map_or(1, |last| last + 1));
+    Ok(judged)
+}
+
+fn page(sysfs: &Path, dev: &Path, name: &str) -> Result<Box<[u8; PAGE_BYTES]>, AdminError> {
+    smart_log(open(sysfs, dev, name).map_err(AdminError::System)?)
+}
+
+fn understood(page: Result<Box<[u8; PAGE_BYTES]>, AdminError>, path: &Path, name: &str) -> Smart {
+    match page {
+        Ok(page) => match SmartLog::parse(&page[..]) {
+            Ok(log) => Smart::Log(log),
+            Err(implausible) => {
+                let message = format!("the SMART log of {name} says nothing: {implausible}");
+                Smart::Unread(Reason::new("SmartImplausible", message))
+            }
         },
-        Err(error) => refused(&path, AdminError::System(error)),
+        Err(error) => refused(path, error),
     }
 }
 

@@ -2,7 +2,8 @@
 
 use super::attributes::Attributes;
 use super::list::Listed;
-use super::{netdev, verbs};
+use super::netdev;
+use super::verbs::{self, DeviceFiles};
 use crate::config::probes::HostTree;
 use crate::policy::rdma::gid::{EntryNetdev, GidEntry, GidFound, GidKind, GidSearch, parse_gid};
 use crate::policy::rdma::port::STATE_ACTIVE;
@@ -15,7 +16,7 @@ use crate::probe::tree::Tree;
 const MAX_GIDS: u32 = 1024;
 
 /// Reads the device. Blocks as long as its driver does.
-pub(super) fn read(host: &HostTree, rules: &RdmaRules, listed: &Listed) -> Answer {
+pub(super) fn read(host: &HostTree, files: DeviceFiles, rules: &RdmaRules, listed: &Listed) -> Answer {
     let Ok(tree) = Tree::open(&host.sysfs) else { return dangling(listed) };
     let mut sysfs = Attributes::new(tree);
     let name = listed.name.as_str();
@@ -35,7 +36,7 @@ pub(super) fn read(host: &HostTree, rules: &RdmaRules, listed: &Listed) -> Answe
             let connects = ports
                 .known()
                 .is_none_or(|ports| ports.iter().any(|port| port.link_layer.known() != Some(&LinkLayer::Other)));
-            verbs::look(&mut sysfs, &host.dev, rules, name, connects)
+            verbs::look(&mut sysfs, (&host.dev, files), rules, name, connects)
         }
     };
     Answer::Device(Device {

@@ -37,6 +37,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
+pub use verbs::{DeviceFiles, DeviceStandIn};
 
 /// Routes change seldom, and a table may be long.
 const ROUTES_PERIOD: Duration = Duration::from_secs(10);
@@ -50,6 +51,7 @@ pub struct Rdma {
     settings: Arc<RdmaSettings>,
     fabric: Fabric,
     known: KnownPorts,
+    files: DeviceFiles,
     lane: Lane,
     devices: BTreeMap<String, DeviceLane>,
     events: LinkEvents,
@@ -83,6 +85,7 @@ impl Rdma {
             settings: Arc::new(settings.clone()),
             fabric: Fabric::new(settings.rules.clone()),
             known,
+            files: DeviceFiles::Real,
             lane: Lane::new("rdma"),
             devices: BTreeMap::new(),
             events: LinkEvents::new(&settings.host.sysfs),
@@ -90,6 +93,11 @@ impl Rdma {
             keeper: Keeper { lane: Lane::new("rdma-known"), due: false, quiet: Quiet::default() },
             seen: None,
         }
+    }
+
+    /// Reads a trace's tree, which has plain files where there were device files.
+    pub fn replayed(settings: &RdmaSettings, known: KnownPorts) -> Self {
+        Self { files: DeviceFiles::StandIns, ..Self::new(settings, known) }
     }
 
     async fn read(&mut self, selected: Vec<Listed>, until: tokio::time::Instant, timeout: Duration) -> Vec<Answer> {
@@ -101,10 +109,10 @@ impl Rdma {
                 self.devices.insert(one.name.clone(), DeviceLane { lane, silent: 0, asked: None });
             }
         }
-        let settings = &self.settings;
+        let (settings, files) = (&self.settings, self.files);
         let answers = self.devices.iter_mut().filter_map(|(name, device)| {
             let listed = selected.iter().find(|one| one.name == *name)?.clone();
-            Some(Box::pin(device.ask(Arc::clone(settings), listed, until, timeout)))
+            Some(Box::pin(device.ask(Arc::clone(settings), files, listed, until, timeout)))
         });
         join_all(answers.collect()).await
     }
@@ -114,6 +122,7 @@ impl DeviceLane {
     async fn ask(
         &mut self,
         settings: Arc<RdmaSettings>,
+        files: DeviceFiles,
         listed: Listed,
         until: tokio::time::Instant,
         timeout: Duration,
@@ -129,7 +138,7 @@ impl DeviceLane {
             return Answer::Silent { name, pci, rounds };
         }
         self.asked = Some(now);
-        let job = move || device::read(&settings.host, &settings.rules, &listed);
+        let job = move || device::read(&settings.host, files, &settings.rules, &listed);
         match self.lane.run(until.saturating_duration_since(now), job).await {
             Ok(answer) => {
                 self.silent = 0;
@@ -171,6 +180,11 @@ impl Keeper {
             Err(Abandoned) => {}
         }
     }
+}
+
+/// The names of the devices that `settings` selects. Blocks as long as the kernel does.
+pub fn selected(settings: &RdmaSettings) -> Vec<String> {
+    list::look(settings, Routes::Keep).selected.into_iter().map(|listed| listed.name).collect()
 }
 
 impl Probe for Rdma {
@@ -229,7 +243,7 @@ pub(crate) fn device_files(host: &HostTree, rules: &RdmaRules, device: &str) -> 
                 layer.known().is_some_and(|layer| !matches!(layer.as_str(), "InfiniBand" | "Ethernet"))
             };
             let connects = ports.is_empty() || !ports.iter().all(&mut is_other);
-            verbs::look(&mut sysfs, &host.dev, rules, device, connects)
+            verbs::look(&mut sysfs, (&host.dev, DeviceFiles::Real), rules, device, connects)
         }
         Err(error) => Verbs::Unknown(format!("{}: {}", host.sysfs.display(), io::Error::from(error))),
     }

@@ -474,7 +474,7 @@ async fn silence_counts_by_whole_timeouts() {
             // The machine has not been up for so long.
             continue;
         }
-        let answer = lane.ask(Arc::clone(&settings), listed(), now + timeout, timeout).await;
+        let answer = lane.ask(Arc::clone(&settings), DeviceFiles::Real, listed(), now + timeout, timeout).await;
         assert_eq!(answer, Answer::Silent { name: "mlx5_0".into(), pci: None, rounds: counted });
     }
     release.send(()).unwrap();

@@ -4,15 +4,61 @@ use super::attributes::Attributes;
 use crate::policy::rdma::rules::{DeviceNode, RdmaRules};
 use crate::policy::rdma::seen::{Attr, Verbs};
 use crate::policy::rdma::selector::parse_pci;
-use crate::probe::tree::{Tree, is_absence};
+use crate::probe::tree::{MAX_ATTRIBUTE_BYTES, Tree, is_absence};
 use rustix::fs::{FileType, OFlags, major, minor};
 use rustix::io::Errno;
 use rustix::process::geteuid;
+use std::fmt;
 use std::io;
 use std::path::Path;
 
+/// What is found where the kernel has its device files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceFiles {
+    /// The kernel's own.
+    Real,
+    /// A trace's: plain files that hold [`DeviceStandIn`] as text, since not everybody may make device files.
+    StandIns,
+}
+
+/// A device file as a trace has it: `231:192`, or `231:192 EPERM` if it could not be opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceStandIn {
+    /// Its numbers.
+    pub major: u32,
+    /// Its numbers.
+    pub minor: u32,
+    /// Why it could not be opened, by the name of the error.
+    pub refused: Option<String>,
+}
+
+impl DeviceStandIn {
+    /// Reads it again.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (number, refused) = match text.split_once(' ') {
+            Some((number, refused)) => (number, Some(refused.to_owned())),
+            None => (text, None),
+        };
+        let (major, minor) = number.split_once(':')?;
+        Some(Self { major: major.parse().ok()?, minor: minor.parse().ok()?, refused })
+    }
+}
+
+impl fmt::Display for DeviceStandIn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.major, self.minor)?;
+        self.refused.as_ref().map_or(Ok(()), |refused| write!(f, " {refused}"))
+    }
+}
+
 /// Looks for what the rules ask for. `connects` is false for devices that have no connection manager.
-pub(super) fn look(sysfs: &mut Attributes, dev: &Path, rules: &RdmaRules, device: &str, connects: bool) -> Verbs {
+pub(super) fn look(
+    sysfs: &mut Attributes,
+    dev: (&Path, DeviceFiles),
+    rules: &RdmaRules,
+    device: &str,
+    connects: bool,
+) -> Verbs {
     let mut worst = Verbs::Usable;
     for node in &rules.device_nodes {
         let verbs = match node {
@@ -29,7 +75,7 @@ pub(super) fn look(sysfs: &mut Attributes, dev: &Path, rules: &RdmaRules, device
     worst
 }
 
-fn uverbs(sysfs: &mut Attributes, dev: &Path, device: &str) -> Verbs {
+fn uverbs(sysfs: &mut Attributes, dev: (&Path, DeviceFiles), device: &str) -> Verbs {
     let name = match entry(sysfs, device) {
         Ok(Some(name)) => name,
         Ok(None) if sysfs.has(&["class/infiniband_verbs"]) => {
@@ -74,7 +120,7 @@ fn entry(sysfs: &mut Attributes, device: &str) -> Result<Option<String>, Errno> 
     trouble.map_or(Ok(None), Err)
 }
 
-fn rdma_cm(sysfs: &mut Attributes, dev: &Path) -> Verbs {
+fn rdma_cm(sysfs: &mut Attributes, dev: (&Path, DeviceFiles)) -> Verbs {
     let number = sysfs.text(&["class/misc/rdma_cm/dev"]);
     // Opening it would make a context.
     node(dev, "rdma_cm", &number, Open::Leave)
@@ -87,7 +133,7 @@ enum Open {
 }
 
 /// Whether `<dev>/infiniband/<name>` is the kernel's device of this number, and can be opened.
-fn node(dev: &Path, name: &str, number: &Attr<String>, open: Open) -> Verbs {
+fn node((dev, files): (&Path, DeviceFiles), name: &str, number: &Attr<String>, open: Open) -> Verbs {
     let shown = dev.join("infiniband").join(name);
     let shown = shown.display();
     let tree = match Tree::open(dev) {
@@ -101,10 +147,17 @@ fn node(dev: &Path, name: &str, number: &Attr<String>, open: Open) -> Verbs {
         Err(error) if is_absence(error) => return Verbs::Missing(format!("there is no {shown}")),
         Err(error) => return Verbs::Unknown(format!("{shown}: {}", io::Error::from(error))),
     };
-    if FileType::from_raw_mode(stat.st_mode) != FileType::CharacterDevice {
-        return Verbs::Missing(format!("{shown} is no character device"));
-    }
-    let has = format!("{}:{}", major(stat.st_rdev), minor(stat.st_rdev));
+    let (has, stand_in) = match (files, FileType::from_raw_mode(stat.st_mode)) {
+        (DeviceFiles::Real, FileType::CharacterDevice) => ((major(stat.st_rdev), minor(stat.st_rdev)), None),
+        (DeviceFiles::StandIns, FileType::RegularFile) => match stand_in(&tree, &path) {
+            Some(stand_in) => ((stand_in.major, stand_in.minor), Some(stand_in)),
+            None => return Verbs::Missing(format!("{shown} is no character device")),
+        },
+        (DeviceFiles::Real | DeviceFiles::StandIns, _) => {
+            return Verbs::Missing(format!("{shown} is no character device"));
+        }
+    };
+    let has = format!("{}:{}", has.0, has.1);
     if let Attr::Known(wanted) = number
         && *wanted != has
     {
@@ -112,6 +165,14 @@ fn node(dev: &Path, name: &str, number: &Attr<String>, open: Open) -> Verbs {
     }
     if open == Open::Leave {
         return Verbs::Usable;
+    }
+    if let Some(stand_in) = stand_in {
+        return match stand_in.refused.as_deref() {
+            None => Verbs::Usable,
+            Some("EACCES" | "EPERM") => Verbs::NotOurs(format!("{shown} is there, but not for us to open")),
+            Some("ENXIO" | "ENODEV") => Verbs::Missing(format!("{shown} leads to no device of the kernel's")),
+            Some(other) => Verbs::Unknown(format!("{shown}: {other}")),
+        };
     }
     match tree.lookup(&path, OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOCTTY) {
         Ok(_closed_at_once) => Verbs::Usable,
@@ -123,4 +184,9 @@ fn node(dev: &Path, name: &str, number: &Attr<String>, open: Open) -> Verbs {
             other => Verbs::Unknown(format!("{shown}: {}", io::Error::from(other))),
         },
     }
+}
+
+fn stand_in(tree: &Tree, path: &str) -> Option<DeviceStandIn> {
+    let mut buffer = [0; MAX_ATTRIBUTE_BYTES];
+    DeviceStandIn::parse(tree.read(path, &mut buffer).ok()?)
 }
