@@ -226,12 +226,13 @@ fn gate_rules(settings: &ProxySettings) -> GateRules {
 /// What unhealthy does on the way that was chosen.
 fn reaction_rules(settings: &Settings, health: &Health, proxied: bool, bypass: bool) -> Rules {
     let left_to_us = settings.proxy.as_ref().is_some_and(|proxy| proxy.reaction_is_default);
-    let reaction = if bypass {
-        Reaction::Observe
-    } else if left_to_us && !proxied {
-        Reaction::Deregister
-    } else {
-        health.rules.reaction
+    let reaction = match health.rules.reaction {
+        // What needs no proxy goes on: a crash loop must not show a driver that was withdrawn.
+        reaction if bypass && reaction.fences() => Reaction::Observe,
+        _ if left_to_us && !proxied && !bypass => Reaction::Deregister,
+        reaction @ (Reaction::Observe | Reaction::Fence | Reaction::Deregister | Reaction::FenceThenDeregister) => {
+            reaction
+        }
     };
     Rules { reaction, ..health.rules }
 }

@@ -68,8 +68,8 @@ pub(super) async fn choose(wanted: Option<&ProxySettings>, node: &Node<'_>) -> a
     if crashes.bypass() {
         error!(
             "this agent has ended without a word three times within ten minutes: it stays out of the way until it is started again \
-             later. The kubelet is given the driver's own socket, nothing is fenced or withdrawn; look at the earlier runs' logs, \
-             and report them"
+             later. The kubelet is given the driver's own socket and there is no fence; of all reactions only \
+             --on-unhealthy=deregister goes on. Look at the earlier runs' logs, and report them"
         );
         leave_gap(&file);
         return Ok(Way::Bypass);
