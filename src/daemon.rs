@@ -31,6 +31,7 @@ use anyhow::{Context, anyhow};
 use health::{HealthPart, Heard};
 use proxied::{Proxied, Way};
 use rules::asks;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::Path;
@@ -38,7 +39,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 /// Connections in flight get this long after the registration socket is unlinked.
 const STOP_GRACE: Duration = Duration::from_secs(2);
@@ -83,6 +84,7 @@ impl Late {
 /// # Errors
 /// What made it impossible to begin or to go on, naming the flag or the path.
 pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<()> {
+    allow_descriptors();
     let (status, statuses) = watch::channel(Status::waiting(Instant::now().into_std()));
     let parts = Parts::new(stop);
     let late = Late::new(&parts);
@@ -94,6 +96,16 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
     late.finish().await;
     result?;
     stopped.map_err(|(part, error)| anyhow!(error).context(format!("the {part} failed")))
+}
+
+/// As many descriptors as we may have, as Go programs do: each call of the kubelet's is a connection.
+fn allow_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })
+    {
+        debug!(error = &error as &dyn Error, "the limit of open files stays as it is");
+    }
 }
 
 async fn start(
@@ -168,7 +180,14 @@ async fn start(
             fence: told.fence.clone(),
             orders: proxied.is_some().then_some(orders),
         };
-        status_socket::server::serve(&path, sources, parts);
+        let taken = path == settings.driver_socket
+            || proxied::same_file(&path, &settings.driver_socket)
+            || proxied.as_ref().is_some_and(|proxied| proxied::same_file(&path, proxied.proxy.path()));
+        if taken {
+            warn!(socket.path = %path.display(), "no status socket: --status-socket is the driver's socket, or the proxy's");
+        } else {
+            status_socket::server::serve(&path, sources, parts);
+        }
         if rules.reaction != Reaction::Observe {
             let name = Some(driver_name.clone());
             status.send_modify(|status| (status.phase, status.driver_name) = (Phase::WaitingForHealth, name));
@@ -226,13 +245,14 @@ fn gate_rules(settings: &ProxySettings) -> GateRules {
 /// What unhealthy does on the way that was chosen.
 fn reaction_rules(settings: &Settings, health: &Health, proxied: bool, bypass: bool) -> Rules {
     let left_to_us = settings.proxy.as_ref().is_some_and(|proxy| proxy.reaction_is_default);
-    let reaction = match health.rules.reaction {
-        // What needs no proxy goes on: a crash loop must not show a driver that was withdrawn.
-        reaction if bypass && reaction.fences() => Reaction::Observe,
-        _ if left_to_us && !proxied && !bypass => Reaction::Deregister,
-        reaction @ (Reaction::Observe | Reaction::Fence | Reaction::Deregister | Reaction::FenceThenDeregister) => {
-            reaction
-        }
+    let wanted = health.rules.reaction;
+    // What needs no proxy goes on: a crash loop must not show a driver that was withdrawn.
+    let reaction = if bypass && wanted.fences() {
+        Reaction::Observe
+    } else if left_to_us && !proxied && !bypass {
+        Reaction::Deregister
+    } else {
+        wanted
     };
     Rules { reaction, ..health.rules }
 }

@@ -188,7 +188,7 @@ impl Metrics {
 
     /// One call that passed the proxy. Methods of no CSI service count as one, as anybody may make them up.
     pub fn observe_proxied(&self, method: &str, code: tonic::Code, took: Duration) {
-        let method = if method.starts_with("/csi.v1.") && method.len() <= 64 { method } else { OTHER_METHOD };
+        let method = if is_csi(method) { method } else { OTHER_METHOD };
         self.0.calls.with_label_values(&[self.driver(), method, code::name(code)]).observe(took.as_secs_f64());
     }
 
@@ -290,6 +290,28 @@ impl Metrics {
 impl Default for Metrics {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+/// Whether the specification has the method. Anybody who may call can make up others.
+fn is_csi(method: &str) -> bool {
+    let Some((service, name)) = method.strip_prefix("/csi.v1.").and_then(|rest| rest.split_once('/')) else {
+        return false;
+    };
+    match service {
+        "Identity" => matches!(name, "GetPluginInfo" | "GetPluginCapabilities" | "Probe"),
+        "Node" => matches!(
+            name,
+            "NodeStageVolume"
+                | "NodeUnstageVolume"
+                | "NodePublishVolume"
+                | "NodeUnpublishVolume"
+                | "NodeGetVolumeStats"
+                | "NodeExpandVolume"
+                | "NodeGetCapabilities"
+                | "NodeGetInfo"
+        ),
+        _ => false,
     }
 }
 

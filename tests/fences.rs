@@ -355,3 +355,27 @@ async fn where_the_proxy_socket_cannot_be_auto_goes_on_without_it_and_on_does_no
     assert_eq!(announced(&agent), socket.display().to_string());
     assert!(agent.log().contains("no proxy"), "{}", agent.log());
 }
+
+#[tokio::test]
+async fn the_drivers_socket_is_never_taken_for_one_of_ours() {
+    let bed = Bed::new();
+    let _driver = bed.driver();
+    bed.health("OK");
+    let link = bed.at("drv/link.sock");
+    std::os::unix::fs::symlink(bed.driver_socket(), &link).unwrap();
+    let before = fs::metadata(bed.driver_socket()).unwrap();
+    let address = format!("--csi-address={}", link.display());
+    let ours = format!("--proxy-socket={}", bed.driver_socket().display());
+    let mut refused = bed.watching_agent(&[&address, &ours, "--proxy=on"]);
+    assert_eq!(refused.exit().await.code(), Some(1), "{}", refused.log());
+    assert!(refused.log().contains("the driver's own"), "{}", refused.log());
+    let status = format!("--status-socket={}", link.display());
+    let mut kubelet = bed.kubelet();
+    let mut agent = bed.watching_agent(&[&status]);
+    kubelet.registered().await;
+    assert!(agent.log().contains("no status socket"), "{}", agent.log());
+    agent.terminate().await;
+    let after = fs::metadata(bed.driver_socket()).unwrap();
+    assert_eq!(std::os::unix::fs::MetadataExt::ino(&before), std::os::unix::fs::MetadataExt::ino(&after));
+    assert!(fs::symlink_metadata(link).unwrap().is_symlink());
+}

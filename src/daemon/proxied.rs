@@ -7,11 +7,14 @@ use crate::grpc::driver;
 use crate::policy::reaction::Crashes;
 use crate::proxy::kubelet_records;
 use crate::proxy::listener::{self, Proxy};
-use crate::proxy::volumes::{VolumeFile, Volumes, begin};
+use crate::proxy::volumes::{Left, VolumeFile, Volumes, begin};
 use crate::registration::socket::{MAX_SOCKET_PATH_BYTES, SocketPath};
 use anyhow::{Context, anyhow};
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
+use tokio::net::UnixStream;
 use tracing::error;
 
 /// The proxy, ready to serve.
@@ -60,7 +63,8 @@ pub(super) async fn choose(wanted: Option<&ProxySettings>, node: &Node<'_>) -> a
         leave_gap(&file);
         return Ok(Way::Around);
     };
-    let loaded = file.load();
+    let (path, _) = wanted.socket_for(node.driver_name, node.driver_socket, node.endpoint);
+    let loaded = file.load(left_at(&path).await);
     if let Some(trouble) = &loaded.trouble {
         warn!(error = trouble as &dyn std::error::Error, "the previous run's table of volumes is lost");
     }
@@ -110,6 +114,9 @@ fn listen(wanted: &ProxySettings, node: &Node<'_>) -> anyhow::Result<(Proxy, Str
             "the kubelet could not dial {endpoint}: {bytes} bytes, and a unix socket's path holds {MAX_SOCKET_PATH_BYTES}; choose a shorter --proxy-socket"
         ));
     }
+    if path == node.driver_socket || same_file(&path, node.driver_socket) {
+        return Err(anyhow!("the proxy socket {} is the driver's own: choose another --proxy-socket", path.display()));
+    }
     let socket = SocketPath::at(&path).context("cannot place the proxy socket (--proxy-socket)")?;
     let settings = listener::ProxySettings {
         socket,
@@ -117,6 +124,22 @@ fn listen(wanted: &ProxySettings, node: &Node<'_>) -> anyhow::Result<(Proxy, Str
         allowed: wanted.allowed_uids.iter().copied().collect(),
     };
     Ok((Proxy::listen(settings).context("cannot open the proxy socket")?, endpoint))
+}
+
+/// Whether both paths lead to one file, links followed.
+pub(super) fn same_file(one: &Path, other: &Path) -> bool {
+    let file = |path: &Path| std::fs::metadata(path).map(|file| (file.dev(), file.ino())).ok();
+    file(one).is_some_and(|one| Some(one) == file(other))
+}
+
+/// What former agents left where we shall listen.
+async fn left_at(path: &Path) -> Left {
+    match UnixStream::connect(path).await {
+        Ok(_) => Left::Served,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Left::Nothing,
+        // Whatever it is, somebody did not take it away.
+        Err(_) => Left::Dead,
+    }
 }
 
 /// Whether the driver stages volumes; `None` if it does not say.

@@ -143,12 +143,24 @@ pub struct ReactionPolicy {
     shown: bool,
     /// Withdrawn for the outage that is going on.
     withdrawn: bool,
+    /// An operator held the fence down when this was asked last.
+    was_off: bool,
+    /// When that ended: what happened before gave volumes no time to get out.
+    counted_from: Option<Instant>,
 }
 
 impl ReactionPolicy {
     /// `grace` bounds the wait for a verdict after `started`.
     pub fn new(rules: Rules, started: Instant, grace: Duration) -> Self {
-        Self { rules, admission: AdmissionPolicy::new(started, grace), forced: None, shown: false, withdrawn: false }
+        Self {
+            rules,
+            admission: AdmissionPolicy::new(started, grace),
+            forced: None,
+            shown: false,
+            withdrawn: false,
+            was_off: false,
+            counted_from: None,
+        }
     }
 
     /// Takes an operator's word, or takes it back.
@@ -163,11 +175,19 @@ impl ReactionPolicy {
 
     /// The answer for these facts.
     pub fn decide(&mut self, facts: Facts, now: Instant) -> Decision {
-        let by_health = self.by_health(facts, now);
         if self.forced.as_ref().is_some_and(|forced| forced.until <= now) {
             self.forced = None;
         }
-        let mut decision = by_health;
+        let off = self.forced.as_ref().is_some_and(|forced| forced.forced == Forced::Off);
+        if off || self.was_off {
+            self.counted_from = Some(now);
+        }
+        self.was_off = off;
+        let mut decision = self.by_health(facts, now);
+        if off {
+            // It is shown now, and volumes may come: the next withdrawal is another one.
+            self.withdrawn = false;
+        }
         if let Some(forced) = &self.forced {
             match forced.forced {
                 Forced::Off => decision = Decision { fenced: false, admission: Admission::Show, next: None },
@@ -205,9 +225,9 @@ impl ReactionPolicy {
     /// is not shown at all; once withdrawn it stays so until the outage is over.
     fn let_out(&mut self, facts: Facts, now: Instant) -> (Admission, Option<Instant>) {
         let patience = if self.shown { self.rules.deregister_after } else { Duration::ZERO };
-        let empty_from = (facts.in_use == InUse::No).then(|| facts.since + patience);
-        let drained_from =
-            self.rules.drain_timeout.map(|timeout| facts.since + timeout.max(self.rules.deregister_after));
+        let since = self.counted_from.map_or(facts.since, |from| from.max(facts.since));
+        let empty_from = (facts.in_use == InUse::No).then(|| since + patience);
+        let drained_from = self.rules.drain_timeout.map(|timeout| since + timeout.max(self.rules.deregister_after));
         let from = empty_from.into_iter().chain(drained_from).min();
         self.withdrawn |= from.is_some_and(|from| from <= now);
         if self.withdrawn { (Admission::Withhold, None) } else { (Admission::Show, from) }
@@ -324,6 +344,27 @@ mod tests {
     }
 
     #[test]
+    fn the_end_of_an_override_lets_volumes_out_first() {
+        let start = some_instant();
+        for withdrawn_before in [true, false] {
+            let mut policy = running(rules(Reaction::FenceThenDeregister), start);
+            let sick = |in_use| facts(Health::Unhealthy, start, in_use);
+            let mut now = start + 10 * AFTER;
+            if withdrawn_before {
+                assert_eq!(policy.decide(sick(InUse::No), now).admission, Admission::Withhold);
+            }
+            policy.force(Some(Override::new(Forced::Off, AFTER, "x", now).unwrap()));
+            assert_eq!(policy.decide(sick(InUse::No), now).admission, Admission::Show);
+            now += AFTER;
+            let ended = policy.decide(sick(InUse::Yes(1)), now);
+            assert_eq!((ended.fenced, ended.admission), (true, Admission::Show), "a volume came meanwhile");
+            let later = policy.decide(sick(InUse::No), now + AFTER - Duration::from_millis(1));
+            assert_eq!((later.admission, later.next), (Admission::Show, Some(now + AFTER)), "the fence is new");
+            assert_eq!(policy.decide(sick(InUse::No), now + AFTER).admission, Admission::Withhold);
+        }
+    }
+
+    #[test]
     fn a_drain_timeout_ends_the_wait_for_volumes() {
         let start = some_instant();
         let drain = Duration::from_secs(600);
@@ -382,7 +423,14 @@ mod tests {
             assert_eq!(policy.forced(start).map(|forced| forced.reason.as_str()), Some("drill"));
             assert_eq!(policy.forced(start + hour), None);
             let expired = policy.decide(sick, start + hour);
-            assert_eq!(expired, without, "{reaction:?}");
+            // A withdrawal begins anew, since volumes may have come.
+            let again = match reaction {
+                Reaction::FenceThenDeregister => {
+                    Decision { admission: Admission::Show, next: Some(start + hour + AFTER), ..without }
+                }
+                Reaction::Observe | Reaction::Fence | Reaction::Deregister => without,
+            };
+            assert_eq!(expired, again, "{reaction:?}");
 
             let well = facts(Health::Healthy, start, InUse::No);
             policy.force(Some(Override::new(Forced::On, hour, "maintenance", start).unwrap()));

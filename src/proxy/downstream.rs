@@ -16,6 +16,9 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
+/// A caller that says nothing for this long has no call.
+const SILENCE: Duration = Duration::from_secs(20);
+
 /// What is queued for a caller gets this long to leave, before its connection is cut.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -36,9 +39,11 @@ pub(super) async fn serve<F>(
         .max_local_error_reset_streams(None)
         .handshake::<_, Bytes>(AuthorityFix::new(stream));
     let mut connection = tokio::select! {
-        shaken = handshake => match shaken {
-            Ok(connection) => connection,
-            Err(error) => return debug!(error = &error as &dyn std::error::Error, "a caller's connection broke"),
+        shaken = timeout(SILENCE, handshake) => match shaken {
+            Ok(Ok(connection)) => connection,
+            // Whoever connects wants to call.
+            Err(_elapsed) => return,
+            Ok(Err(error)) => return debug!(error = &error as &dyn std::error::Error, "a caller's connection broke"),
         },
         () = stop.cancelled() => return,
     };

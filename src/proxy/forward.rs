@@ -25,6 +25,8 @@ const TRIES: u32 = 3;
 pub(super) enum End {
     /// The driver said so, or we did in its place.
     Status(Code),
+    /// The answer had no status, which is no word of the driver's about the call.
+    NoStatus,
     /// The driver or its transport reset the stream.
     Reset(Reason),
     /// The caller gave up.
@@ -39,7 +41,7 @@ impl End {
     pub(super) fn word(self) -> Option<Code> {
         match self {
             Self::Status(code) => Some(code),
-            Self::Reset(_) | Self::Cancelled | Self::BrokeOff => None,
+            Self::NoStatus | Self::Reset(_) | Self::Cancelled | Self::BrokeOff => None,
         }
     }
 
@@ -47,6 +49,7 @@ impl End {
     pub(super) fn code(self) -> Code {
         match self {
             Self::Status(code) => code,
+            Self::NoStatus => Code::Unknown,
             Self::Cancelled | Self::Reset(Reason::CANCEL) => Code::Cancelled,
             Self::BrokeOff | Self::Reset(Reason::REFUSED_STREAM) => Code::Unavailable,
             Self::Reset(Reason::ENHANCE_YOUR_CALM) => Code::ResourceExhausted,
@@ -188,7 +191,7 @@ async fn answer_back(answer: ResponseFuture, respond: &mut SendResponse<Bytes>, 
             }
         }
     }
-    End::Status(code.unwrap_or(Code::Unknown))
+    code.map_or(End::NoStatus, End::Status)
 }
 
 struct HungUp;

@@ -66,6 +66,11 @@ impl Proxy {
         Ok(Self { settings, listener, id })
     }
 
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        self.settings.socket.path()
+    }
+
     /// Serves until `stop`; then the socket goes, no call is taken any more, and those in flight go on. Connections and calls run
     /// among `connections`.
     pub fn serve(self, gate: Gate, metrics: Metrics, parts: &Parts, connections: &Parts, stop: CancellationToken) {

@@ -66,6 +66,17 @@ pub struct Loaded {
     pub trouble: Option<LoadError>,
 }
 
+/// What lies at the proxy socket's path before we listen there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// Nothing, as after an end in good order.
+    Nothing,
+    /// A socket that nobody serves: whoever had it was killed.
+    Dead,
+    /// One that is served: another agent is still there, and hands over to us.
+    Served,
+}
+
 impl VolumeFile {
     /// The file for `driver` in `folder`.
     pub fn new(folder: &Path, driver: &str, proc_root: &Path) -> Self {
@@ -80,11 +91,11 @@ impl VolumeFile {
 
     /// What the previous run left. Never fails: what is odd is set aside, and the table is then not complete. Blocks as long as
     /// the file system does.
-    pub fn load(&self) -> Loaded {
-        self.judge(since_boot().as_secs())
+    pub fn load(&self, left: Left) -> Loaded {
+        self.judge(since_boot().as_secs(), left)
     }
 
-    fn judge(&self, now: u64) -> Loaded {
+    fn judge(&self, now: u64, left: Left) -> Loaded {
         let loaded = |before, places, crashes, trouble| Loaded {
             places,
             // Without a boot ID an older boot's word could pass for this one's.
@@ -108,8 +119,13 @@ impl VolumeFile {
             return loaded(Before::Odd, Vec::new(), Crashes::default(), Some(trouble));
         };
         let ended = written.ended_boot_seconds;
-        let crashed = ended.is_none().then_some(written.crashes_boot_seconds.as_slice());
-        loaded(Before::ThisBoot { ended, completeness }, places, Crashes::at_start(crashed, now), None)
+        let crashed = (ended.is_none() && left != Left::Served).then_some(written.crashes_boot_seconds.as_slice());
+        let before = match (ended, left) {
+            // An end in good order removes the socket: this is the word of a run before the last, which could write none of its own.
+            (Some(_), Left::Dead | Left::Served) => Before::Odd,
+            (_, Left::Nothing | Left::Dead | Left::Served) => Before::ThisBoot { ended, completeness },
+        };
+        loaded(before, places, Crashes::at_start(crashed, now), None)
     }
 
     fn read(&self) -> Result<Option<Written>, LoadError> {
@@ -132,7 +148,7 @@ impl VolumeFile {
     pub fn leave_gap(&self) -> io::Result<()> {
         let Loaded { places, crashes, .. } = match self.read() {
             Ok(None) => return Ok(()),
-            Ok(Some(_)) | Err(_) => self.load(),
+            Ok(Some(_)) | Err(_) => self.load(Left::Nothing),
         };
         let ended = Some(since_boot().as_secs());
         self.save(&places, Completeness::Incomplete(Gap::NotFollowed), &crashes, ended)
@@ -201,7 +217,8 @@ impl Written {
 pub fn begin(loaded: Loaded, records: &Records, stages: Option<bool>) -> VolumeTable {
     let recorded_all = records.all && (stages == Some(true) || records.staged.is_empty());
     let completeness = match loaded.completeness {
-        // An inline volume of the last moment, before it was written down, could still be missing: 50 ms.
+        // An inline volume of the last moment, before it was written down, could still be missing: 50 ms. A file that could
+        // not be kept up to date is removed as soon as that is seen.
         Completeness::Incomplete(Gap::AgentDied) if recorded_all => Completeness::Complete,
         Completeness::Complete
         | Completeness::Incomplete(Gap::NotFollowed | Gap::AgentDied | Gap::Undecodable | Gap::Full) => {
@@ -321,6 +338,9 @@ impl Volumes {
                     None => {}
                     Some(trouble) => {
                         pause = PAUSE_AFTER_FAILURE;
+                        // What is there is old, and none says what it is: that nobody knows.
+                        let stale = file.path().to_owned();
+                        drop(lane.run(WRITE_TIMEOUT, move || std::fs::remove_file(stale)).await);
                         self.lock().mark_dirty();
                         if quiet.begin_or_repeat(&trouble, Instant::now()) {
                             warn!(
@@ -403,7 +423,7 @@ mod tests {
             [(Some(DAY), Completeness::Complete, 0), (None, Completeness::Incomplete(Gap::AgentDied), 1)]
         {
             bed.save(ended);
-            let loaded = bed.file().judge(DAY + 5);
+            let loaded = bed.file().judge(DAY + 5, Left::Nothing);
             assert_eq!((&loaded.places, loaded.completeness), (&vec![place()], completeness));
             assert_eq!(loaded.crashes.seconds().len(), crashes);
             assert!(loaded.trouble.is_none());
@@ -415,11 +435,25 @@ mod tests {
         let bed = Bed::new();
         bed.save(None);
         bed.boot("second");
-        let loaded = bed.file().judge(60);
+        let loaded = bed.file().judge(60, Left::Nothing);
         assert!(!loaded.crashes.bypass() && loaded.crashes.seconds().is_empty());
         assert_eq!(begin(loaded, &Records::default(), Some(true)).in_use(), InUse::No);
-        let late = bed.file().judge(DAY);
+        let late = bed.file().judge(DAY, Left::Nothing);
         assert_eq!(begin(late, &Records::default(), Some(true)).in_use(), InUse::Unknown);
+    }
+
+    #[test]
+    fn a_socket_that_was_left_behind_belies_a_good_end_and_one_that_is_served_is_no_crash() {
+        let bed = Bed::new();
+        bed.save(Some(DAY));
+        let in_use = |left| begin(bed.file().judge(DAY, left), &Records::default(), Some(true)).completeness();
+        assert_eq!(in_use(Left::Nothing), Completeness::Complete);
+        for left in [Left::Dead, Left::Served] {
+            assert_eq!(in_use(left), Completeness::Incomplete(Gap::NotFollowed), "{left:?}");
+        }
+        bed.save(None);
+        assert_eq!(bed.file().judge(DAY, Left::Dead).crashes.seconds().len(), 1);
+        assert!(bed.file().judge(DAY, Left::Served).crashes.seconds().is_empty(), "a surge update");
     }
 
     #[test]
@@ -427,7 +461,7 @@ mod tests {
         let bed = Bed::new();
         bed.save(Some(DAY));
         let lost = VolumeFile { boot_id: None, ..bed.file() };
-        assert_eq!(lost.judge(DAY).completeness, Completeness::Incomplete(Gap::NotFollowed));
+        assert_eq!(lost.judge(DAY, Left::Nothing).completeness, Completeness::Incomplete(Gap::NotFollowed));
         assert!(lost.save(&[], Completeness::Complete, &Crashes::default(), None).is_err());
     }
 
@@ -456,7 +490,7 @@ mod tests {
         ];
         for (problem, make) in odd {
             make();
-            let loaded = bed.file().judge(60);
+            let loaded = bed.file().judge(60, Left::Nothing);
             let trouble = loaded.trouble.as_ref().unwrap().to_string();
             assert!(trouble.contains(problem) && trouble.contains(".json.odd-"), "{trouble}");
             assert!(loaded.places.is_empty());
@@ -473,7 +507,7 @@ mod tests {
         assert!(!bed.file().path().exists());
         bed.save(Some(since_boot().as_secs()));
         bed.file().leave_gap().unwrap();
-        let loaded = bed.file().load();
+        let loaded = bed.file().load(Left::Nothing);
         assert_eq!((loaded.completeness, loaded.places.len()), (Completeness::Incomplete(Gap::NotFollowed), 1));
     }
 
@@ -512,9 +546,9 @@ mod tests {
     fn the_kubelets_records_do_not_tell_of_inline_volumes_so_what_nobody_followed_is_not_complete() {
         let bed = Bed::new();
         let records = Records { all: true, ..Records::default() };
-        assert_eq!(begin(bed.file().judge(DAY), &records, Some(true)).in_use(), InUse::Unknown);
+        assert_eq!(begin(bed.file().judge(DAY, Left::Nothing), &records, Some(true)).in_use(), InUse::Unknown);
         bed.save(Some(1));
-        let table = begin(bed.file().judge(DAY), &records, Some(true));
+        let table = begin(bed.file().judge(DAY, Left::Nothing), &records, Some(true));
         assert_eq!(table.completeness(), Completeness::Incomplete(Gap::NotFollowed), "away for a day");
     }
 
@@ -527,7 +561,7 @@ mod tests {
         let calls = async {
             let call = volumes.begin(&stage());
             wait_for(&bed, |places| places.len() == 1).await;
-            let loaded = bed.file().load();
+            let loaded = bed.file().load(Left::Nothing);
             assert_eq!(loaded.completeness, Completeness::Incomplete(Gap::AgentDied), "as long as we live");
             drop(call);
             assert_eq!(volumes.look(VolumeTable::in_use), InUse::Yes(1));
@@ -537,7 +571,7 @@ mod tests {
             stop.cancel();
         };
         tokio::join!(keeping, calls);
-        let loaded = bed.file().load();
+        let loaded = bed.file().load(Left::Nothing);
         assert!(loaded.places.is_empty(), "the last change is written before the end");
         assert_eq!((loaded.completeness, loaded.crashes.seconds().len()), (Completeness::Complete, 0));
     }
@@ -558,12 +592,12 @@ mod tests {
             stop.cancel();
         };
         tokio::join!(keeping, calls);
-        assert_eq!(file.load().places.len(), 1);
+        assert_eq!(file.load(Left::Nothing).places.len(), 1);
     }
 
     async fn wait_for(bed: &Bed, done: impl Fn(&[Place]) -> bool) {
         for _ in 0..500 {
-            let loaded = bed.file().load();
+            let loaded = bed.file().load(Left::Nothing);
             if !loaded.places.is_empty() && done(&loaded.places) {
                 return;
             }
