@@ -56,7 +56,8 @@ class Bed:
 
     def start_agent(self, config: str = FABRIC, *flags: str, hold: float = HOLD) -> None:
         words = ["csi-warden", "--csi-address=/run/csi.sock", "--kubelet-registration-path=/run/csi.sock"]
-        words += ["--plugin-registration-path=/run/reg", "--state-dir=/run/state", "--config=/run/warden.yaml", "--v=4"]
+        # The quick reaction: what is measured is how soon the port is seen. Others are tried on the real kubelet.
+        words += ["--on-unhealthy=deregister", "--plugin-registration-path=/run/reg", "--state-dir=/run/state", "--config=/run/warden.yaml", "--v=4"]
         words += [f"--recovery-hold={hold}s", *flags]
         self.vm.sh(
             f"rm -rf /run/state; mkdir /run/state; echo {shlex.quote(config)} > /run/warden.yaml; : > /tmp/agent.log; : > /tmp/clock.log; "
