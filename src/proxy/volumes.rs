@@ -154,6 +154,13 @@ impl VolumeFile {
         self.save(&places, Completeness::Incomplete(Gap::NotFollowed), &crashes, ended)
     }
 
+    /// Gives a file that could not be kept up to date another name, if there is one.
+    fn distrust(&self) {
+        if self.path().exists() {
+            drop(self.file.set_aside("could not be kept up to date".to_owned()));
+        }
+    }
+
     fn save(
         &self,
         places: &[Place],
@@ -218,7 +225,7 @@ pub fn begin(loaded: Loaded, records: &Records, stages: Option<bool>) -> VolumeT
     let recorded_all = records.all && (stages == Some(true) || records.staged.is_empty());
     let completeness = match loaded.completeness {
         // An inline volume of the last moment, before it was written down, could still be missing: 50 ms. A file that could
-        // not be kept up to date is removed as soon as that is seen.
+        // not be kept up to date is set aside as soon as that is seen.
         Completeness::Incomplete(Gap::AgentDied) if recorded_all => Completeness::Complete,
         Completeness::Complete
         | Completeness::Incomplete(Gap::NotFollowed | Gap::AgentDied | Gap::Undecodable | Gap::Full) => {
@@ -338,9 +345,9 @@ impl Volumes {
                     None => {}
                     Some(trouble) => {
                         pause = PAUSE_AFTER_FAILURE;
-                        // What is there is old, and none says what it is: that nobody knows.
-                        let stale = file.path().to_owned();
-                        drop(lane.run(WRITE_TIMEOUT, move || std::fs::remove_file(stale)).await);
+                        // What is there is old, and would be believed after a crash.
+                        let stale = file.clone();
+                        drop(lane.run(WRITE_TIMEOUT, move || stale.distrust()).await);
                         self.lock().mark_dirty();
                         if quiet.begin_or_repeat(&trouble, Instant::now()) {
                             warn!(
@@ -454,6 +461,19 @@ mod tests {
         bed.save(None);
         assert_eq!(bed.file().judge(DAY, Left::Dead).crashes.seconds().len(), 1);
         assert!(bed.file().judge(DAY, Left::Served).crashes.seconds().is_empty(), "a surge update");
+    }
+
+    #[tokio::test]
+    async fn a_file_that_cannot_be_kept_up_to_date_is_set_aside() {
+        let bed = Bed::new();
+        bed.save(Some(DAY));
+        // It cannot be written without the boot's ID.
+        let lost = VolumeFile { boot_id: None, ..bed.file() };
+        let stop = CancellationToken::new();
+        stop.cancel();
+        Volumes::new(VolumeTable::new(Completeness::Complete)).keep(lost, Crashes::default(), stop).await;
+        assert!(!bed.file().path().exists());
+        assert!(bed.file().path().with_extension("json.odd-1").exists(), "and nothing is lost");
     }
 
     #[test]
