@@ -347,7 +347,7 @@ impl Volumes {
                         pause = PAUSE_AFTER_FAILURE;
                         // What is there is old, and would be believed after a crash.
                         let stale = file.clone();
-                        drop(lane.run(WRITE_TIMEOUT, move || stale.distrust()).await);
+                        lane.run(WRITE_TIMEOUT, move || stale.distrust()).await.ok();
                         self.lock().mark_dirty();
                         if quiet.begin_or_repeat(&trouble, Instant::now()) {
                             warn!(
