@@ -5,6 +5,7 @@ pub mod code;
 pub mod connect;
 pub mod corked;
 pub mod driver;
+pub mod patient_acks;
 pub mod read_driven;
 pub mod serve;
 pub mod spoken;

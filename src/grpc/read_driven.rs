@@ -2,14 +2,17 @@
 //!
 //! Tokio's own registers both: then each read of the other side wakes the task, and mostly the whole process, for nothing.
 
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
 use std::io::{self, IoSlice, Read as _, Write as _};
 use std::net::Shutdown;
-use std::os::unix::net::UnixStream as Std;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::{UnixListener as StdListener, UnixStream as Std};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
-use tokio::net::UnixStream;
+use tokio::net::UnixListener;
 
 /// See the file's head.
 #[derive(Debug)]
@@ -20,12 +23,12 @@ pub struct ReadDriven {
 }
 
 impl ReadDriven {
-    /// Takes a stream over.
+    /// Takes a non-blocking stream over.
     ///
     /// # Errors
     /// Those of a registration with the poller.
-    pub fn new(stream: UnixStream) -> io::Result<Self> {
-        Ok(Self { stream: registered(stream.into_std()?, Interest::READABLE)?, room: None })
+    pub fn new(stream: Std) -> io::Result<Self> {
+        Ok(Self { stream: registered(stream, Interest::READABLE)?, room: None })
     }
 
     fn write(&mut self, context: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
@@ -54,8 +57,37 @@ impl ReadDriven {
     deprecated,
     reason = "a stream that owns its descriptor is what the new constructor, which is unsafe, asks for"
 )]
-fn registered(stream: Std, interest: Interest) -> io::Result<AsyncFd<Std>> {
+fn registered<S: AsFd + AsRawFd>(stream: S, interest: Interest) -> io::Result<AsyncFd<S>> {
     AsyncFd::with_interest(stream, interest)
+}
+
+/// A listener whose connections nobody has registered yet; tokio's own registers each for both directions.
+#[derive(Debug)]
+pub struct Acceptor(AsyncFd<StdListener>);
+
+impl Acceptor {
+    /// Takes a listener over.
+    ///
+    /// # Errors
+    /// Those of a registration with the poller.
+    pub fn new(listener: UnixListener) -> io::Result<Self> {
+        registered(listener.into_std()?, Interest::READABLE).map(Self)
+    }
+
+    /// The next connection, non-blocking. Nothing is lost when it is dropped before.
+    ///
+    /// # Errors
+    /// Those of `accept(2)`.
+    pub async fn accept(&self) -> io::Result<Std> {
+        loop {
+            let mut ready = self.0.readable().await?;
+            match accept_with(self.0.get_ref(), SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+                Err(Errno::WOULDBLOCK) => ready.clear_ready(),
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                accepted => return Ok(Std::from(accepted?)),
+            }
+        }
+    }
 }
 
 impl AsyncRead for ReadDriven {

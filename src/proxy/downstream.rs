@@ -3,6 +3,8 @@
 use super::forward::End;
 use super::{CANCELLED_BEFORE_SEEN, CONNECTION_WINDOW_BYTES, SEND_BUFFER_BYTES, STREAM_WINDOW_BYTES};
 use crate::grpc::authority::AuthorityFix;
+use crate::grpc::patient_acks::PatientAcks;
+use crate::grpc::read_driven::ReadDriven;
 use crate::parts::Parts;
 use bytes::Bytes;
 use h2::server::SendResponse;
@@ -11,7 +13,6 @@ use http::Request;
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::UnixStream;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
@@ -24,7 +25,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Serves one connection to its end. `call` is run for each call; `stop` refuses new ones and lets those in flight finish.
 pub(super) async fn serve<F>(
-    stream: UnixStream,
+    stream: ReadDriven,
     parts: Parts,
     stop: CancellationToken,
     call: impl Fn(Request<RecvStream>, SendResponse<Bytes>) -> F,
@@ -37,7 +38,7 @@ pub(super) async fn serve<F>(
         .max_send_buffer_size(SEND_BUFFER_BYTES)
         .max_pending_accept_reset_streams(CANCELLED_BEFORE_SEEN)
         .max_local_error_reset_streams(None)
-        .handshake::<_, Bytes>(AuthorityFix::new(stream));
+        .handshake::<_, Bytes>(AuthorityFix::new(PatientAcks::over(stream)));
     let mut connection = tokio::select! {
         shaken = timeout(SILENCE, handshake) => match shaken {
             Ok(Ok(connection)) => connection,
@@ -60,18 +61,19 @@ pub(super) async fn serve<F>(
                 connection.graceful_shutdown();
                 continue;
             }
-            () = sleep(LAST_WORDS), if stopping && Arc::strong_count(&calls) == 1 => return,
+            () = async { sleep(LAST_WORDS).await }, if stopping && Arc::strong_count(&calls) == 1 => return,
             accepted = connection.accept() => accepted,
         };
         match accepted {
             Some(Ok((request, respond))) => {
                 let (call, broken, counted) = (call(request, respond), broken.clone(), Arc::clone(&calls));
-                drop(parts.spawn_connection(async move {
+                // Boxed, because a task is moved several times before it runs.
+                drop(parts.spawn_connection(Box::pin(async move {
                     let _counted = counted;
                     if call.await == End::BrokeOff {
                         broken.cancel();
                     }
-                }));
+                })));
             }
             Some(Err(error)) => {
                 return debug!(error = &error as &dyn std::error::Error, "a caller's connection broke");

@@ -6,6 +6,7 @@ use super::forward::{Change, End, Incoming, forward};
 use super::gate::{Entry, Gate};
 use super::upstream::Upstream;
 use crate::grpc::code;
+use crate::grpc::read_driven::{Acceptor, ReadDriven};
 use crate::metrics::Metrics;
 use crate::parts::{Fatal, Parts};
 use crate::policy::fence::VolumeMethod;
@@ -15,10 +16,12 @@ use bytes::Bytes;
 use h2::RecvStream;
 use h2::server::SendResponse;
 use http::Request;
+use rustix::net::sockopt::socket_peercred;
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixStream;
 use tokio::time::{Instant, interval};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
@@ -47,7 +50,7 @@ pub struct ProxySettings {
 /// The proxy, listening but not yet serving.
 pub struct Proxy {
     settings: ProxySettings,
-    listener: UnixListener,
+    listener: Acceptor,
     id: FileId,
 }
 
@@ -57,7 +60,7 @@ impl Proxy {
     /// # Errors
     /// [`PublishError`] when it cannot be there. Nothing of anybody else's is touched.
     pub fn listen(settings: ProxySettings) -> Result<Self, PublishError> {
-        let (listener, id) = settings.socket.publish()?;
+        let (listener, id) = publish(&settings.socket)?;
         info!(
             socket.path = %settings.socket.path().display(),
             driver.socket = %settings.driver_socket.display(),
@@ -75,8 +78,9 @@ impl Proxy {
     /// among `connections`.
     pub fn serve(self, gate: Gate, metrics: Metrics, parts: &Parts, connections: &Parts, stop: CancellationToken) {
         let upstream = Upstream::new(&self.settings.driver_socket, connections);
-        let callers =
-            Callers { upstream, gate, metrics, allowed: self.settings.allowed, parts: connections.clone(), stop };
+        let (allowed, parts_of_calls) = (self.settings.allowed, connections.clone());
+        let callers = Callers { upstream, gate, metrics, allowed, parts: parts_of_calls, stop };
+        let callers = Arc::new(callers);
         let mut place =
             Place { socket: self.settings.socket, listener: self.listener, id: self.id, quiet: Quiet::default() };
         parts.spawn("proxy", async move {
@@ -89,7 +93,7 @@ impl Proxy {
                     () = stop.cancelled() => break,
                     _ = looks.tick() => place.keep().await,
                     accepted = place.listener.accept() => match accepted {
-                        Ok((stream, _)) => {
+                        Ok(stream) => {
                             quiet.end();
                             callers.serve(stream);
                         }
@@ -112,7 +116,7 @@ impl Proxy {
 /// Our socket at its path.
 struct Place {
     socket: SocketPath,
-    listener: UnixListener,
+    listener: Acceptor,
     id: FileId,
     quiet: Quiet,
 }
@@ -133,7 +137,7 @@ impl Place {
         if !lost {
             return;
         }
-        match self.socket.publish() {
+        match publish(&self.socket) {
             Ok((listener, id)) => {
                 (self.listener, self.id) = (listener, id);
                 warn!(socket.path = %self.socket.path().display(), "the proxy socket was lost and is in its place again");
@@ -143,6 +147,18 @@ impl Place {
                     warn!(error = &error as &dyn std::error::Error, "the proxy socket is lost; trying again");
                 }
             }
+        }
+    }
+}
+
+/// Publishes the socket, as the proxy listens on it.
+fn publish(socket: &SocketPath) -> Result<(Acceptor, FileId), PublishError> {
+    let (listener, id) = socket.publish()?;
+    match Acceptor::new(listener) {
+        Ok(listener) => Ok((listener, id)),
+        Err(source) => {
+            drop(socket.withdraw(id));
+            Err(PublishError::Os { step: "listen on", path: socket.path().to_owned(), source })
         }
     }
 }
@@ -157,7 +173,6 @@ async fn is_dead(path: &Path) -> bool {
 }
 
 /// What each connection needs.
-#[derive(Clone)]
 struct Callers {
     upstream: Upstream,
     gate: Gate,
@@ -168,8 +183,17 @@ struct Callers {
 }
 
 impl Callers {
-    fn serve(&self, stream: UnixStream) {
-        let uid = stream.peer_cred().ok().map(|peer| peer.uid());
+    fn serve(self: &Arc<Self>, stream: std::os::unix::net::UnixStream) {
+        let uid = socket_peercred(&stream).ok().map(|peer| peer.uid.as_raw());
+        let stream = match ReadDriven::new(stream) {
+            Ok(stream) => stream,
+            Err(error) => {
+                return warn!(
+                    error = &error as &dyn std::error::Error,
+                    "a connection on the proxy socket cannot be served"
+                );
+            }
+        };
         let (parts, stop) = (self.parts.clone(), self.stop.clone());
         if !uid.is_some_and(|uid| self.allowed.contains(&uid)) {
             let status = Status::new(Code::PermissionDenied, self.refusal(uid));
@@ -179,9 +203,10 @@ impl Callers {
             })));
             return;
         }
-        let (callers, held) = (self.clone(), self.metrics.proxy_connection());
-        let served =
-            downstream::serve(stream, parts, stop, move |request, respond| one_call(request, respond, callers.clone()));
+        let (callers, held) = (Arc::clone(self), self.metrics.proxy_connection());
+        let served = downstream::serve(stream, parts, stop, move |request, respond| {
+            one_call(request, respond, Arc::clone(&callers))
+        });
         drop(self.parts.spawn_connection(async move {
             let _held = held;
             served.await;
@@ -202,8 +227,8 @@ impl Callers {
 }
 
 /// One call, counted, and told at `--v=4` by method, code and time; never a payload, which may carry secrets.
-async fn one_call(request: Request<RecvStream>, mut respond: SendResponse<Bytes>, callers: Callers) -> End {
-    let Callers { upstream, gate, metrics, .. } = callers;
+async fn one_call(request: Request<RecvStream>, mut respond: SendResponse<Bytes>, callers: Arc<Callers>) -> End {
+    let Callers { upstream, gate, metrics, .. } = &*callers;
     let (began, _held, target) = (Instant::now(), metrics.proxied_call(), request.uri().clone());
     let (head, mut body) = request.into_parts();
     let entry = match VolumeMethod::of(target.path()) {
@@ -219,7 +244,7 @@ async fn one_call(request: Request<RecvStream>, mut respond: SendResponse<Bytes>
     let call = Incoming { head, gathered, body, arrived: began };
     let change = |answer: &Bytes| gate.changed(answer);
     let change: Option<Change<'_>> = if gate.changes(target.path()) { Some(&change) } else { None };
-    let end = forward(call, &mut respond, &upstream, change).await;
+    let end = forward(call, &mut respond, upstream, change).await;
     if let (Some(under_way), Some(code)) = (under_way, end.word()) {
         under_way.ended(code.into());
     }

@@ -1,6 +1,7 @@
 //! The connections to the driver: one for all calls, as long as it takes them, and a new one as soon as the driver is another.
 
 use super::{CONNECTION_WINDOW_BYTES, SEND_BUFFER_BYTES, STREAM_WINDOW_BYTES};
+use crate::grpc::patient_acks::PatientAcks;
 use crate::grpc::read_driven::ReadDriven;
 use crate::grpc::spoken::Spoken;
 use crate::parts::Parts;
@@ -23,6 +24,12 @@ const SILENCE: Duration = Duration::from_secs(20);
 /// A full backlog clears as soon as the driver accepts; how long we try.
 const BACKLOG_PATIENCE: Duration = Duration::from_secs(1);
 
+/// In a rush of calls the driver's socket file is taken to be the one that was seen this long ago at most.
+const SEEN_FOR: Duration = Duration::from_millis(1);
+
+/// Calls in flight that are a rush.
+const RUSH: usize = 8;
+
 /// Between two tries at a full backlog.
 const BACKLOG_PAUSE: Duration = Duration::from_millis(5);
 
@@ -35,6 +42,7 @@ struct Shared {
     connections: Mutex<Vec<Connection>>,
     /// Held while a connection is made, so that a burst of calls makes one.
     connecting: tokio::sync::Mutex<()>,
+    seen: Mutex<Option<(Instant, SocketIdentity)>>,
     away: Mutex<bool>,
     parts: Parts,
 }
@@ -98,6 +106,7 @@ impl Upstream {
             path: driver_socket.to_owned(),
             connections: Mutex::default(),
             connecting: tokio::sync::Mutex::default(),
+            seen: Mutex::default(),
             away: Mutex::default(),
             parts: parts.clone(),
         }))
@@ -132,7 +141,7 @@ impl Upstream {
     }
 
     async fn find_or_connect(&self) -> io::Result<Place> {
-        if let Some(place) = self.found(SocketIdentity::of(self.path())?) {
+        if let Some(place) = self.found(self.socket()?) {
             return Ok(place);
         }
         let _connecting = self.0.connecting.lock().await;
@@ -144,6 +153,24 @@ impl Upstream {
         let place = connection.place();
         self.connections().push(connection);
         Ok(place)
+    }
+
+    /// The driver's socket, as it was not long ago.
+    fn socket(&self) -> io::Result<SocketIdentity> {
+        let now = Instant::now();
+        let mut seen = self.0.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        match *seen {
+            Some((when, socket)) if now.duration_since(when) < SEEN_FOR && self.in_flight() >= RUSH => Ok(socket),
+            Some(_) | None => {
+                let socket = SocketIdentity::of(self.path())?;
+                *seen = Some((now, socket));
+                Ok(socket)
+            }
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.connections().iter().map(Connection::in_flight).sum()
     }
 
     /// A place on a connection that is there; forgets those of no use any more.
@@ -162,7 +189,8 @@ impl Upstream {
 
     async fn connect(&self, socket: SocketIdentity) -> io::Result<Connection> {
         let spoken = Spoken::default();
-        let stream = spoken.over(ReadDriven::new(connect_patiently(self.path()).await?)?);
+        let stream = ReadDriven::new(connect_patiently(self.path()).await?.into_std()?)?;
+        let stream = spoken.over(PatientAcks::over(stream));
         let (requests, io) = h2::client::Builder::new()
             .initial_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
@@ -221,11 +249,15 @@ impl Connection {
         // would have a connection of its own without us.
         !self.spoken.yet()
             || (self.load.waiting.load(Ordering::Relaxed) == 0
-                && Arc::strong_count(&self.load) <= self.requests.current_max_send_streams())
+                && self.in_flight() < self.requests.current_max_send_streams())
+    }
+
+    fn in_flight(&self) -> usize {
+        Arc::strong_count(&self.load) - 1
     }
 
     fn is_idle(&self) -> bool {
-        Arc::strong_count(&self.load) == 1
+        self.in_flight() == 0
     }
 }
 
