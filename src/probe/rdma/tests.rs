@@ -431,6 +431,30 @@ async fn files_that_cannot_be_read_cost_one_thing_unknown_and_no_time() {
 }
 
 #[tokio::test]
+async fn an_address_whose_kind_is_no_text_is_unknown_and_not_missing() {
+    let host = Host::new();
+    let pci = host.pci_device("mlx5_0", 1, &[roce("eth2")]);
+    host.netdev(&pci, "eth2", true);
+    let mut bed = Bed::all(host);
+    assert_eq!(bed.says().await, "success");
+    for entry in fs::read_dir(bed.host.at(&bed.host.port("mlx5_0", 1, "gid_attrs/types"))).unwrap() {
+        fs::write(entry.unwrap().path(), [0xff, 0xfe]).unwrap();
+    }
+    assert_eq!(bed.says().await, "success", "what cannot be read is not held against it");
+}
+
+#[tokio::test]
+async fn a_root_without_any_class_is_no_sys_and_condemns_nothing() {
+    let host = Host::rails(1);
+    let mut bed = Bed::new(host, RdmaRules { devices: selectors(&["mlx5_0"]), ..RdmaRules::default() });
+    assert_eq!(bed.says().await, "success");
+    fs::rename(bed.host.at("sys/class"), bed.host.at("sys/elsewhere")).unwrap();
+    assert_eq!(bed.says().await, "unknown NotVisible");
+    fs::create_dir(bed.host.at("sys/class")).unwrap();
+    assert_eq!(bed.says().await, "unknown DriverReload", "no driver is another thing");
+}
+
+#[tokio::test]
 async fn a_device_that_hangs_costs_its_own_word_only() {
     let mut bed = Bed::all(Host::rails(2));
     assert_eq!(bed.says().await, "success");
