@@ -1,5 +1,6 @@
 //! Which controllers are meant: by name, serial number, address or subsystem.
 
+use super::nvme::Place;
 use super::rdma::selector::{matches_glob, parse_pci};
 use std::fmt;
 
@@ -25,6 +26,17 @@ pub struct Identity {
     pub traddr: String,
     /// The subsystem's NQN.
     pub subsysnqn: String,
+}
+
+impl Identity {
+    /// Where the controller is.
+    pub fn place(&self) -> Place {
+        match (self.pci.as_str(), self.traddr.as_str()) {
+            ("", "") => Place::Unknown,
+            ("", _) => Place::Fabric,
+            (pci, _) => Place::Slot(pci.to_owned()),
+        }
+    }
 }
 
 impl Selector {
