@@ -3,8 +3,9 @@
 use super::finding::Finding;
 use super::place::{Place, text, words};
 use crate::config::probes::ProbeKind;
+use crate::probe::kmsg::log::KMSG;
 use crate::probe::tree::{Tree, is_absence};
-use rustix::fs::{FileType, OFlags};
+use rustix::fs::{FileType, OFlags, major, minor};
 use rustix::io::Errno;
 
 /// Numbers of capabilities, as in `linux/capability.h`.
@@ -72,7 +73,8 @@ pub(super) fn kernel_log(place: &Place) -> Vec<Finding> {
     let capability = place.own.has_capability(CAP_SYSLOG);
     let opened = Tree::open(&place.host.dev).and_then(|dev| {
         let stat = dev.stat("kmsg")?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::CharacterDevice {
+        let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
+        if !is_device || (major(stat.st_rdev), minor(stat.st_rdev)) != KMSG {
             return Err(Errno::NODEV);
         }
         // For reading, which waits for nothing, and closed at once.
@@ -95,8 +97,8 @@ pub(super) fn kernel_log(place: &Place) -> Vec<Finding> {
         }
         (Err(Errno::NODEV), _, _) => Finding::fail(
             CHECK,
-            format!("{shown} is no character device"),
-            "mount the host's /dev and name it: --dev-root",
+            format!("{shown} is not the kernel log"),
+            "mount hostPath: {path: /dev/kmsg, type: CharDevice} at that path",
         ),
         (Err(error), _, _) if is_absence(error) => Finding::fail(
             CHECK,
