@@ -4,9 +4,11 @@ use super::finding::Finding;
 use super::place::{Place, text, words};
 use crate::config::probes::ProbeKind;
 use crate::probe::kmsg::log::KMSG;
+use crate::probe::nvme::read::list;
 use crate::probe::tree::{Tree, is_absence};
 use rustix::fs::{FileType, OFlags, major, minor};
 use rustix::io::Errno;
+use std::collections::BTreeSet;
 
 /// Numbers of capabilities, as in `linux/capability.h`.
 const CAP_SYS_ADMIN: u32 = 21;
@@ -26,10 +28,16 @@ pub(super) fn smart(place: &Place) -> Vec<Finding> {
         None => Finding::unknown(CHECK, "cannot read our capabilities"),
     };
     let mut findings = vec![capability];
-    let Ok(sysfs) = Tree::open(&place.host.sysfs) else { return findings };
-    for name in sysfs.list("class/nvme").unwrap_or_default() {
-        findings.extend(nvme_file(place, CHECK, &name));
+    let mut names = BTreeSet::new();
+    for probe in &place.probes {
+        if let ProbeKind::Nvme(nvme) = &probe.kind
+            && nvme.smart
+            && let Ok(listed) = list(&place.host.sysfs, &nvme.devices, &nvme.exclude)
+        {
+            names.extend(listed.selected.into_iter().map(|(controller, _)| controller.name));
+        }
     }
+    findings.extend(names.iter().filter_map(|name| nvme_file(place, CHECK, name)));
     findings
 }
 
