@@ -22,7 +22,9 @@ snap:
 
 # Fuzz one target, such as `authority` (needs cargo-fuzz and a nightly toolchain); ends after SECONDS
 fuzz TARGET SECONDS="60":
-    cargo +nightly fuzz run {{ TARGET }} -- -max_total_time={{ SECONDS }}
+    mkdir -p fuzz/corpus/{{ TARGET }} fuzz/seeds/{{ TARGET }}
+    cargo +nightly fuzz run --sanitizer none {{ TARGET }} fuzz/corpus/{{ TARGET }} fuzz/seeds/{{ TARGET }} -- \
+        -max_total_time={{ SECONDS }} -max_len=4096 -rss_limit_mb=2048 -timeout=20
 
 # Licences, duplicates, sources, advisories (needs cargo-deny; advisories need the network)
 deny:

@@ -120,6 +120,10 @@ fn what_cannot_be_is_refused_by_file_line_and_field() {
         (rdma("{devices: mlx5_0}"), "warden.yaml:4: probes[0].rdma.devices: must be a list such as [a, b]"),
         (rdma("{devices: [a/b]}"), "warden.yaml:4: probes[0].rdma.devices[0]: \"a/b\" is no device: use a name"),
         (
+            rdma("{devices: [mlx5_0], exclude: ['mlx5_*']}"),
+            "warden.yaml:4: probes[0].rdma.exclude: mlx5_* leaves out mlx5_0, which devices names",
+        ),
+        (
             rdma("{exclude: [\"0000:0000:0000:0000\"]}"),
             "probes[0].rdma.exclude[0]: \"0000:0000:0000:0000\" an all-zero",
         ),
@@ -137,6 +141,9 @@ fn what_cannot_be_is_refused_by_file_line_and_field() {
         (nvme("{device: [nvme0]}"), "warden.yaml:4: probes[0].nvme.device: unknown key; did you mean devices?"),
         (nvme("{devices: []}"), "warden.yaml:4: probes[0].nvme.devices: is empty"),
         (nvme("{exclude: ['a b']}"), "probes[0].nvme.exclude[0]: \"a b\" is no controller: use a name (nvme0)"),
+        (nvme("{devices: [PHX1], exclude: ['PHX*']}"), "probes[0].nvme.exclude: PHX* leaves out PHX1"),
+        (nvme("{devices: [nvme0n1]}"), "devices[0]: \"nvme0n1\" is no controller's name: that is nvme0"),
+        (nvme("{devices: [/dev/nvme0]}"), "devices[0]: \"/dev/nvme0\" is no controller's name: that is nvme0"),
         (nvme("{grace: soon}"), "probes[0].nvme.grace: \"soon\" is not a duration"),
         (nvme("{percentageUsed: {warn: 95}}"), "probes[0].nvme.percentageUsed: has no effect without smart: true"),
         (nvme("{smart: true, percentageUsed: {warn: 256}}"), "percentageUsed.warn: \"256\" is no limit: use percent"),
@@ -149,6 +156,11 @@ fn what_cannot_be_is_refused_by_file_line_and_field() {
         (nvme("{smart: true, spareBelowThreshold: bad}"), "\"bad\" is unknown: use ignore, warn or fail"),
         (gpu("{count: many}"), "probes[0].gpu.count: \"many\" is no count: use 0 to 256"),
         (gpu("{devices: [gpu0]}"), "probes[0].gpu.devices[0]: \"gpu0\" is no GPU: use a PCI address"),
+        (gpu("{devices: ['18:00.0'], exclude: ['0000:*']}"), "probes[0].gpu.exclude: 0000:* leaves out 0000:18:00.0"),
+        (
+            gpu("{devices: ['18:00.0'], count: 2}"),
+            "probes[0].gpu.count: is above the number of devices that are named, 1",
+        ),
         (gpu("{vendors: [nvidia]}"), "probes[0].gpu.vendors[0]: \"nvidia\" is no PCI vendor"),
         (gpu("{nvidiaSmi: {}}"), "probes[0].gpu.nvidiaSmi.command: is missing"),
         (gpu("{memoryUsed: {warn: 90}}"), "probes[0].gpu.memoryUsed: has no effect without nvidiaSmi"),

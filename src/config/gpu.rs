@@ -2,13 +2,13 @@
 
 use super::fields::{Fields, Written, positive_duration};
 use super::kmsg::since;
-use super::levels::{boolean, limits, some_of};
+use super::levels::{boolean, left_out, limits, some_of};
 use super::probes::{GpuSelect, GpuSettings, HostTree, Require, SmiTool, XidSettings};
 use super::written::{command, require};
 use super::yaml::{Node, Value, echo};
 use crate::policy::gpu::GpuRule;
 use crate::policy::kernel_log::{Class, Since};
-use crate::policy::rdma::selector::parse_pci;
+use crate::policy::rdma::selector::{matches_glob, parse_pci};
 use crate::policy::smart::Limits;
 use crate::policy::xid::{HOLDS, XidTable};
 use crate::probe::exec::Command;
@@ -95,6 +95,10 @@ impl WrittenGpu {
             let texts = own.texts("exclude", node);
             each(own, "exclude", node, texts, address)
         });
+        let glob = |device: &String, exclude: &String| {
+            device == exclude || names_one(device) && matches_glob(exclude.as_bytes(), device.as_bytes())
+        };
+        left_out(own, devices.as_ref(), exclude.as_ref(), glob);
         let written = Self {
             vendors,
             devices,
@@ -108,6 +112,16 @@ impl WrittenGpu {
             tool: own.take("nvidiaSmi").and_then(|node| smi(own, node)),
             xid: own.take("xid").map(|node| Written { value: xid(own, node), line: node.line }),
         };
+        if let (Some(count), Some(devices)) = (&written.count, &written.devices)
+            && devices.value.iter().all(|device| names_one(device))
+            && count.value > devices.value.len()
+        {
+            let message = format!(
+                "is above the number of devices that are named, {}: it could never be reached",
+                devices.value.len()
+            );
+            own.wrong(count.line, "count", message);
+        }
         if let (Some(memory), None) = (&written.memory_used, &written.tool) {
             own.wrong(memory.line, "memoryUsed", "has no effect without nvidiaSmi".to_owned());
         }
@@ -185,6 +199,10 @@ pub fn address(text: &str) -> Result<String, String> {
         return Ok(text.to_ascii_lowercase());
     }
     Err(format!("{} {NO_ADDRESS}", echo(text)))
+}
+
+fn names_one(address: &str) -> bool {
+    !address.contains(['*', '?'])
 }
 
 fn smi(own: &mut Fields<'_, '_>, node: &Node) -> Option<Written<WrittenSmi>> {

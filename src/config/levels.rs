@@ -57,6 +57,25 @@ pub(super) fn boolean(text: &str) -> Result<bool, String> {
     }
 }
 
+/// Notes what `devices` names and `exclude` leaves out: it would be missed for ever.
+pub(super) fn left_out<T: Display>(
+    own: &mut Fields<'_, '_>,
+    devices: Option<&Written<Vec<T>>>,
+    exclude: Option<&Written<Vec<T>>>,
+    is_left_out: impl Fn(&T, &T) -> bool,
+) {
+    let (Some(devices), Some(exclude)) = (devices, exclude) else { return };
+    for device in &devices.value {
+        if let Some(by) = exclude.value.iter().find(|exclude| is_left_out(device, exclude)) {
+            own.wrong(
+                exclude.line,
+                "exclude",
+                format!("{by} leaves out {device}, which devices names: remove one of them"),
+            );
+        }
+    }
+}
+
 /// A list in which something must stand.
 pub(super) fn some_of<'file>(own: &mut Fields<'file, '_>, key: &str, node: &'file Node) -> Vec<Written<&'file str>> {
     let texts = own.texts(key, node);

@@ -1,7 +1,7 @@
 //! `nvme:` in a settings file.
 
 use super::fields::{Fields, Written, duration};
-use super::levels::{boolean, level, limits, some_of};
+use super::levels::{boolean, left_out, level, limits, some_of};
 use super::probes::{HostTree, NvmeSettings, Require};
 use super::written::require;
 use super::yaml::{Node, echo};
@@ -70,6 +70,7 @@ impl WrittenNvme {
             let texts = own.texts("exclude", node);
             selectors(own, "exclude", node, texts)
         });
+        left_out(own, devices.as_ref(), exclude.as_ref(), Selector::is_left_out_by);
         let written = Self {
             devices,
             exclude,

@@ -1,6 +1,7 @@
 //! `rdma:` in a settings file.
 
 use super::fields::{Fields, Written};
+use super::levels::left_out;
 use super::probes::Require;
 use super::written::require;
 use super::yaml::{Node, Value, echo};
@@ -34,13 +35,18 @@ pub struct WrittenRdma {
 
 impl WrittenRdma {
     pub(super) fn read(own: &mut Fields<'_, '_>) -> Self {
-        let devices = own.take("devices").map(|node| selectors(own, "devices", node));
-        if let Some(Written { value, line }) = &devices
-            && value.is_empty()
-        {
-            own.wrong(*line, "devices", "is empty: list some, or leave the key out for every device".to_owned());
-        }
+        let devices = own.take("devices").map(|node| {
+            if matches!(&node.value, Value::List(items) if items.is_empty()) {
+                own.wrong(
+                    node.line,
+                    "devices",
+                    "is empty: list some, or leave the key out for every device".to_owned(),
+                );
+            }
+            selectors(own, "devices", node)
+        });
         let exclude = own.take("exclude").map(|node| selectors(own, "exclude", node));
+        left_out(own, devices.as_ref(), exclude.as_ref(), Selector::is_left_out_by);
         Self {
             devices,
             exclude,

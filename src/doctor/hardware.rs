@@ -3,9 +3,12 @@
 use super::finding::Finding;
 use super::place::{Place, text, words};
 use crate::config::probes::ProbeKind;
+use crate::probe::kmsg::log::KMSG;
+use crate::probe::nvme::read::list;
 use crate::probe::tree::{Tree, is_absence};
-use rustix::fs::{FileType, OFlags};
+use rustix::fs::{FileType, OFlags, major, minor};
 use rustix::io::Errno;
+use std::collections::BTreeSet;
 
 /// Numbers of capabilities, as in `linux/capability.h`.
 const CAP_SYS_ADMIN: u32 = 21;
@@ -25,10 +28,16 @@ pub(super) fn smart(place: &Place) -> Vec<Finding> {
         None => Finding::unknown(CHECK, "cannot read our capabilities"),
     };
     let mut findings = vec![capability];
-    let Ok(sysfs) = Tree::open(&place.host.sysfs) else { return findings };
-    for name in sysfs.list("class/nvme").unwrap_or_default() {
-        findings.extend(nvme_file(place, CHECK, &name));
+    let mut names = BTreeSet::new();
+    for probe in &place.probes {
+        if let ProbeKind::Nvme(nvme) = &probe.kind
+            && nvme.smart
+            && let Ok(listed) = list(&place.host.sysfs, &nvme.devices, &nvme.exclude)
+        {
+            names.extend(listed.selected.into_iter().map(|(controller, _)| controller.name));
+        }
     }
+    findings.extend(names.iter().filter_map(|name| nvme_file(place, CHECK, name)));
     findings
 }
 
@@ -72,7 +81,8 @@ pub(super) fn kernel_log(place: &Place) -> Vec<Finding> {
     let capability = place.own.has_capability(CAP_SYSLOG);
     let opened = Tree::open(&place.host.dev).and_then(|dev| {
         let stat = dev.stat("kmsg")?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::CharacterDevice {
+        let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
+        if !is_device || (major(stat.st_rdev), minor(stat.st_rdev)) != KMSG {
             return Err(Errno::NODEV);
         }
         // For reading, which waits for nothing, and closed at once.
@@ -95,8 +105,8 @@ pub(super) fn kernel_log(place: &Place) -> Vec<Finding> {
         }
         (Err(Errno::NODEV), _, _) => Finding::fail(
             CHECK,
-            format!("{shown} is no character device"),
-            "mount the host's /dev and name it: --dev-root",
+            format!("{shown} is not the kernel log"),
+            "mount hostPath: {path: /dev/kmsg, type: CharDevice} at that path",
         ),
         (Err(error), _, _) if is_absence(error) => Finding::fail(
             CHECK,

@@ -3,9 +3,10 @@
 use super::finding::Finding;
 use super::kubelet::{self, Kubelet};
 use super::place::{Place, text, words};
+use crate::config::probes::{ProbeKind, RdmaSettings};
 use crate::policy::rdma::rules::{DeviceNode, RdmaRules};
 use crate::policy::rdma::seen::Verbs;
-use crate::probe::rdma::device_files;
+use crate::probe::rdma::{device_files, selected};
 use crate::probe::tree::{Tree, is_absence};
 use rustix::fs::FileType;
 use rustix::io::Errno;
@@ -26,11 +27,19 @@ fn devices(place: &Place, check: &'static str) -> Result<(Tree, Vec<String>), Fi
     let shown = place.host.sysfs.display();
     let sysfs =
         Tree::open(&place.host.sysfs).map_err(|error| Finding::unknown(check, format!("{shown}: {}", words(error))))?;
-    let names = match sysfs.list(CLASS) {
+    let mut names = match sysfs.list(CLASS) {
         Ok(names) => names,
         Err(error) if is_absence(error) => Vec::new(),
         Err(error) => return Err(Finding::unknown(check, format!("{shown}/{CLASS}: {}", words(error)))),
     };
+    for probe in &place.probes {
+        if let ProbeKind::Rdma(settings) = &probe.kind {
+            // What a probe leaves out is not opened here either.
+            let rules = RdmaRules { exclude: settings.rules.exclude.clone(), ..RdmaRules::default() };
+            let left = selected(&RdmaSettings { host: place.host.clone(), rules });
+            names.retain(|name| left.contains(name));
+        }
+    }
     if !names.is_empty() {
         return Ok((sysfs, names));
     }

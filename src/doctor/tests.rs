@@ -156,6 +156,14 @@ fn a_fabric_as_it_should_be_passes() {
 }
 
 #[test]
+fn a_device_that_a_probe_leaves_out_is_not_looked_at() {
+    let host = Host::with_fabric().watches("{name: r, type: rdma, rdma: {exclude: [mlx5_0]}}");
+    for check in [rdma::gids, rdma::device_nodes] {
+        assert_says(&host.says(check), Status::Unknown, "no RDMA device", "");
+    }
+}
+
+#[test]
 fn modules_that_are_missing_kept_away_or_in_the_wrong_order_fail() {
     let modules = modules::check as Job;
     let with = |table: &str, conf: &str| {
@@ -284,18 +292,22 @@ fn probes_of_hardware_need_their_capabilities() {
     assert_says(&host.says(hardware::smart), Status::Pass, "", "");
     host.write("sys/class/nvme/nvme0/state", "live\n");
     assert_says(&host.says(hardware::smart), Status::Fail, "there is no", "--dev-root");
+    let mut other = Host::new().watches("{name: d, type: nvme, nvme: {smart: true, exclude: [nvme0]}}");
+    other.place.own.capabilities = Some(1 << 21);
+    other.write("sys/class/nvme/nvme0/state", "live\n");
+    assert_says(&other.says(hardware::smart), Status::Pass, "", "");
     let off = Host::new().watches("{name: d, type: nvme}");
     assert_eq!(off.says(hardware::smart).0, Status::NotApplicable);
     let log = Host::new().watches("{name: k, type: kmsg}");
     assert_says(&log.says(hardware::kernel_log), Status::Fail, "there is no", "/dev/kmsg");
     log.write("dev/kmsg", "");
-    assert_says(&log.says(hardware::kernel_log), Status::Fail, "is no character device", "--dev-root");
+    assert_says(&log.says(hardware::kernel_log), Status::Fail, "is not the kernel log", "/dev/kmsg");
 }
 
 #[test]
 fn a_restricted_kernel_log_fails_without_its_capability() {
     let mut host = Host::new().watches("{name: k, type: kmsg}");
-    let (mode, number) = (rustix::fs::Mode::from(0o666), rustix::fs::makedev(1, 3));
+    let (mode, number) = (rustix::fs::Mode::from(0o666), rustix::fs::makedev(1, 11));
     let kind = rustix::fs::FileType::CharacterDevice;
     if rustix::fs::mknodat(rustix::fs::CWD, host.at("dev/kmsg"), kind, mode, number).is_err()
         || fs::File::open(host.at("dev/kmsg")).is_err()

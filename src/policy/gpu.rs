@@ -152,8 +152,9 @@ impl GpuPolicy {
         let Some(count) = self.rule.count else { return Outcome::Success };
         let counts = |pci: &&String| !excluded.contains(*pci);
         let listed = answer.filter(|answer| !answer.rows.is_empty()).map_or(present, |answer| {
-            let rows = answer.rows.iter().map(|row| &row.pci).filter(counts).count();
-            rows + answer.failed.iter().map(|(pci, _)| pci).filter(counts).count()
+            // It may complain of one that it lists.
+            let named = answer.rows.iter().map(|row| &row.pci).chain(answer.failed.iter().map(|(pci, _)| pci));
+            named.filter(counts).collect::<BTreeSet<_>>().len()
         });
         let seen = present.min(listed);
         if seen >= count {
@@ -201,11 +202,15 @@ impl GpuRule {
             return fail("OffTheBus", "does not answer on the bus: its configuration space is all ones");
         }
         let Some(answer) = answer else { return Outcome::Success };
-        if let Some((_, complaint)) = answer.failed.iter().find(|(pci, _)| pci == address) {
-            return fail("GpuFailed", complaint);
-        }
-        if let Some(row) = answer.rows.iter().find(|row| row.pci == address) {
-            return self.row(row);
+        let complaint = answer.failed.iter().find(|(pci, _)| pci == address).map(|(_, complaint)| complaint);
+        match (answer.rows.iter().find(|row| row.pci == address), complaint) {
+            (None, None) => {}
+            (None, Some(complaint)) => return fail("GpuFailed", complaint),
+            (Some(row), None) => return self.row(row),
+            // The tool reaches it, and has something to say of it, such as a corrupt info ROM.
+            (Some(row), Some(complaint)) => {
+                return worse(self.row(row), Outcome::Warning(Reason::new("ToolDegraded", complaint.as_str())));
+            }
         }
         // Without the tool's driver it is somebody else's, and without any row the tool has said nothing of GPUs.
         if on_bus.driver.as_deref() == Some("nvidia") && !answer.rows.is_empty() {
@@ -315,6 +320,18 @@ mod tests {
         assert_eq!(named(&outcome), ("warning", "ToolDegraded"));
         assert!(outcome.reason().unwrap().message.contains("exit 14"));
         assert!(each.iter().all(|(_, outcome)| *outcome == Outcome::Success));
+    }
+
+    #[test]
+    fn a_complaint_of_a_gpu_that_the_tool_reaches_only_warns() {
+        let stdout = format!("{GOOD}WARNING: infoROM is corrupted at gpu 0000:18:00.0\n");
+        let (outcome, each) = judged(GpuRule { count: Some(4), ..rule() }, &BUS, &said(&stdout, 14));
+        assert_eq!(outcome.name(), "warning", "{outcome:?}");
+        let names: Vec<_> = each.iter().map(|(_, outcome)| outcome.name()).collect();
+        assert_eq!(names, ["success", "warning", "success", "success"]);
+        let three = stdout.lines().skip(1).collect::<Vec<_>>().join("\n");
+        let (outcome, _) = judged(GpuRule { count: Some(4), ..rule() }, &BUS, &said(&three, 14));
+        assert_eq!(named(&outcome), ("failure", "TooFewGpus"), "it is not counted twice");
     }
 
     #[test]

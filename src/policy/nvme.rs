@@ -71,11 +71,24 @@ pub struct Seen {
     pub unreachable: Option<String>,
 }
 
+/// Where a controller is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// In this machine, at this PCI address.
+    Slot(String),
+    /// Across a fabric: somebody connects it, and may disconnect it.
+    Fabric,
+    /// It cannot be told.
+    Unknown,
+}
+
 /// A controller, and what was read of it; `None` if it did not answer in time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Looked {
     /// Its name now.
     pub name: String,
+    /// Where it is.
+    pub place: Place,
     /// What was read.
     pub seen: Option<Seen>,
 }
@@ -105,8 +118,12 @@ pub struct NvmePolicy {
 struct Known {
     /// As it was called last.
     name: String,
+    /// Where it was last.
+    place: Place,
     /// Was it ever live?
     good: bool,
+    /// Whether anything but its removal kept it from being live since it last was.
+    ailing: bool,
     /// Since when it has not been live, without a break.
     away_since: Option<Instant>,
     rounds: Rounds,
@@ -141,6 +158,9 @@ impl NvmePolicy {
             let timeout = self.rule.timeout;
             let known = self.known.entry(lasting.clone()).or_insert_with(|| Known::new(timeout));
             known.name.clone_from(&looked.name);
+            if looked.place != Place::Unknown {
+                known.place.clone_from(&looked.place);
+            }
             let outcome = match &looked.seen {
                 None => known.rounds.abandoned(),
                 Some(seen) => {
@@ -154,7 +174,7 @@ impl NvmePolicy {
             |name: &str, why: &str| (name.to_owned(), Outcome::Failure(Reason::new("DeviceGone", why), Severity::Soft));
         outcomes.extend(absent.iter().map(|name| gone(name, "is named in the settings and not there")));
         if whole {
-            self.known.retain(|lasting, known| known.good || seen.contains_key(lasting));
+            self.known.retain(|lasting, known| seen.contains_key(lasting) || known.good && !known.has_left(seen));
             let lost = self
                 .known
                 .iter_mut()
@@ -174,12 +194,23 @@ impl Known {
     fn new(timeout: Duration) -> Self {
         Self {
             name: String::new(),
+            place: Place::Unknown,
             good: false,
+            ailing: false,
             away_since: None,
             rounds: Rounds::new(timeout),
             smart: SmartPolicy::default(),
             smart_rounds: Rounds::new(timeout),
             smart_failed: None,
+        }
+    }
+
+    /// Whether one that is not there is nobody's loss: another sits in its slot, or it was well until somebody disconnected it.
+    fn has_left(&self, there: &BTreeMap<String, Looked>) -> bool {
+        match self.place {
+            Place::Slot(_) => there.values().any(|looked| looked.place == self.place),
+            Place::Fabric => !self.ailing,
+            Place::Unknown => false,
         }
     }
 
@@ -203,9 +234,10 @@ impl Known {
 
     fn state(&mut self, state: &State, rule: &NvmeRule, now: Instant) -> Outcome {
         if *state == State::Live {
-            (self.good, self.away_since) = (true, None);
+            (self.good, self.ailing, self.away_since) = (true, false, None);
             return Outcome::Success;
         }
+        self.ailing |= *state != State::Deleting;
         let since = *self.away_since.get_or_insert(now);
         let waited = now.saturating_duration_since(since);
         let (code, word) = match state {
@@ -273,7 +305,9 @@ mod tests {
     }
 
     fn there<const N: usize>(controllers: [(&str, Option<Seen>); N]) -> BTreeMap<String, Looked> {
-        let looked = |(name, seen): (&str, _)| (format!("id of {name}"), Looked { name: name.to_owned(), seen });
+        let looked = |(name, seen): (&str, _)| {
+            (format!("id of {name}"), Looked { name: name.to_owned(), place: Place::Unknown, seen })
+        };
         controllers.into_iter().map(looked).collect()
     }
 
@@ -345,9 +379,52 @@ mod tests {
         let (mut policy, now) = (policy(Require::All), some_instant());
         policy.judge(&there([("nvme0", seen("live"))]), &[], true, now);
         assert_eq!(policy.judge(&BTreeMap::new(), &[], true, now).0.name(), "failure");
-        let renamed = Looked { name: "nvme3".into(), seen: seen("live") };
+        let renamed = Looked { name: "nvme3".into(), place: Place::Unknown, seen: seen("live") };
         let (outcome, each) = policy.judge(&BTreeMap::from([("id of nvme0".into(), renamed)]), &[], true, now);
         assert_eq!((outcome, each.len()), (Outcome::Success, 1));
+    }
+
+    fn placed<const N: usize>(controllers: [(&str, Place, &str); N]) -> BTreeMap<String, Looked> {
+        let looked = |(id, place, state): (&str, Place, &str)| {
+            (id.to_owned(), Looked { name: format!("nvme-{id}"), place, seen: seen(state) })
+        };
+        controllers.into_iter().map(looked).collect()
+    }
+
+    #[test]
+    fn a_drive_in_whose_slot_another_sits_is_not_missed_and_one_that_moved_is_the_same() {
+        let (mut policy, now) = (policy(Require::All), some_instant());
+        let slot = |address: &str| Place::Slot(address.to_owned());
+        let (one, other) = (("a", slot("0000:01:00.0"), "live"), ("b", slot("0000:02:00.0"), "live"));
+        let mut judged = |there| named(&policy.judge(&there, &[], true, now).0);
+        assert_eq!(judged(placed([one.clone(), other.clone()])), ("success", ""));
+        assert_eq!(judged(placed([other.clone()])), ("failure", "DeviceGone"), "pulled");
+        let new = ("c", slot("0000:01:00.0"), "live");
+        assert_eq!(judged(placed([new.clone(), other])), ("success", ""), "replaced");
+        let moved = ("b", slot("0000:03:00.0"), "live");
+        assert_eq!(judged(placed([new, moved.clone()])), ("success", ""), "moved");
+        assert_eq!(judged(placed([moved])), ("failure", "DeviceGone"), "the new one is missed, too");
+    }
+
+    #[test]
+    fn a_fabrics_controller_that_is_disconnected_is_not_missed_and_one_that_is_lost_is() {
+        let local = || ("local", Place::Slot("0000:01:00.0".to_owned()), "live");
+        for (states, after) in [
+            (&["live"][..], ("success", "")),
+            (&["live", "deleting (no IO)"], ("success", "")),
+            (&["live", "connecting", "live"], ("success", "")),
+            (&["live", "connecting"], ("failure", "DeviceGone")),
+            (&["live", "resetting", "deleting"], ("failure", "DeviceGone")),
+            (&["live", "dead"], ("failure", "DeviceGone")),
+        ] {
+            let (mut policy, now) = (policy(Require::All), some_instant());
+            for state in states {
+                policy.judge(&placed([local(), ("far", Place::Fabric, state)]), &[], true, now);
+            }
+            assert_eq!(named(&policy.judge(&placed([local()]), &[], true, now).0), after, "{states:?}");
+            let named_one = policy.judge(&placed([local()]), &["far".to_owned()], true, now).0;
+            assert_eq!(named(&named_one), ("failure", "DeviceGone"), "one that is named must be there");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Which controllers are meant: by name, serial number, address or subsystem.
 
+use super::nvme::Place;
 use super::rdma::selector::{matches_glob, parse_pci};
 use std::fmt;
 
@@ -27,12 +28,26 @@ pub struct Identity {
     pub subsysnqn: String,
 }
 
+impl Identity {
+    /// Where the controller is.
+    pub fn place(&self) -> Place {
+        match (self.pci.as_str(), self.traddr.as_str()) {
+            ("", "") => Place::Unknown,
+            ("", _) => Place::Fabric,
+            (pci, _) => Place::Slot(pci.to_owned()),
+        }
+    }
+}
+
 impl Selector {
     /// Reads one word.
     ///
     /// # Errors
     /// Why it can select nothing.
     pub fn parse(text: &str) -> Result<Self, String> {
+        if let Some(controller) = device_file_or_namespace(text) {
+            return Err(format!("is no controller's name: that is {controller}"));
+        }
         if text.is_empty() || text.len() > MAX_BYTES || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(
                 "is no controller: use a name (nvme0), a serial number, a PCI address (0000:01:00.0), a fabric's address or a subsystem's NQN; * and ? stand for letters"
@@ -47,6 +62,11 @@ impl Selector {
         !self.word.contains(['*', '?'])
     }
 
+    /// Whether `exclude` leaves out whatever this one names, so that it can select nothing.
+    pub fn is_left_out_by(&self, exclude: &Self) -> bool {
+        self == exclude || self.names_one() && matches_glob(exclude.word.as_bytes(), self.word.as_bytes())
+    }
+
     /// Whether it selects the controller by its name alone: then nothing else of it needs to be read.
     pub fn selects_name(&self, name: &str) -> bool {
         matches_glob(self.word.as_bytes(), name.as_bytes())
@@ -57,6 +77,16 @@ impl Selector {
         let fields = [&identity.name, &identity.serial, &identity.pci, &identity.traddr, &identity.subsysnqn];
         fields.into_iter().any(|field| !field.is_empty() && matches_glob(self.word.as_bytes(), field.as_bytes()))
     }
+}
+
+/// `/dev/nvme0`, `nvme0n1` and `nvme0n1p2` are meant as the controller `nvme0`, and would never be found.
+fn device_file_or_namespace(text: &str) -> Option<&str> {
+    let name = text.strip_prefix("/dev/").unwrap_or(text);
+    let number = name.strip_prefix("nvme")?;
+    let digits = number.bytes().take_while(u8::is_ascii_digit).count();
+    let (controller, rest) = name.split_at("nvme".len() + digits);
+    let is_namespace = rest.strip_prefix('n').is_some_and(|rest| rest.starts_with(|char: char| char.is_ascii_digit()));
+    (digits > 0 && (is_namespace || name != text)).then_some(controller)
 }
 
 impl fmt::Display for Selector {

@@ -99,7 +99,7 @@ impl Answer {
 
 fn row(line: &str) -> Option<Row> {
     let mut cells = line.split(',').map(str::trim);
-    let (index, pci, uuid) = (cells.next()?.parse().ok()?, bus_id(cells.next()?)?, cells.next()?);
+    let (index, pci, uuid) = (cells.next()?.parse().ok()?, parse_pci(cells.next()?)?, cells.next()?);
     let (memory_used, memory_total, temperature) =
         (figure(cells.next()?), figure(cells.next()?), figure(cells.next()?));
     let recovery_action = cells.next().filter(|word| !is_absent(word)).map(str::to_owned);
@@ -119,16 +119,8 @@ fn figure(cell: &str) -> Figure {
     }
 }
 
-/// The tool writes eight digits of domain where the kernel writes four.
-fn bus_id(cell: &str) -> Option<String> {
-    let address = parse_pci(cell)?;
-    let (domain, rest) = address.split_once(':')?;
-    let domain = u32::from_str_radix(domain, 16).ok()?;
-    Some(format!("{domain:04x}:{rest}"))
-}
-
 fn pci_in(line: &str) -> Option<String> {
-    line.split_whitespace().find_map(|word| bus_id(word.trim_matches(|char: char| !char.is_ascii_hexdigit())))
+    line.split_whitespace().find_map(|word| parse_pci(word.trim_matches(|char: char| !char.is_ascii_hexdigit())))
 }
 
 #[cfg(test)]

@@ -43,10 +43,10 @@ impl Tree {
     /// Reads a small file into `buffer`, without waiting.
     ///
     /// # Errors
-    /// The operating system's; `INVAL` for what is no text, or no regular file.
+    /// The operating system's; `ILSEQ` for what is no text, `INVAL` for what is no regular file.
     pub fn read<'b>(&self, path: &str, buffer: &'b mut [u8; MAX_ATTRIBUTE_BYTES]) -> Result<&'b str, Errno> {
         let length = self.read_bytes(path, buffer)?;
-        std::str::from_utf8(&buffer[..length]).map_err(|_not_text| Errno::INVAL)
+        std::str::from_utf8(&buffer[..length]).map_err(|_not_text| Errno::ILSEQ)
     }
 
     /// Reads as much of a file as there is room, without waiting.
@@ -240,7 +240,7 @@ mod tests {
                 ("class/ib/mlx5_0/state/x", Errno::NOTDIR),
                 ("class/ib/loop", Errno::LOOP),
                 ("class/ib/fifo", Errno::INVAL),
-                ("class/ib/binary", Errno::INVAL),
+                ("class/ib/binary", Errno::ILSEQ),
                 ("class/ib/mlx5_0", Errno::ISDIR),
             ] {
                 assert_eq!(said(path), Err(error), "{path}");

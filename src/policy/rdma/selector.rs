@@ -63,6 +63,17 @@ impl Selector {
         }
     }
 
+    /// Whether `exclude` leaves out whatever this one names, so that it can select nothing.
+    pub fn is_left_out_by(&self, exclude: &Self) -> bool {
+        let nobody = Identity { name: "", pci: None, guid: None };
+        match self {
+            Self::Name(name) => exclude.selects(Identity { name, ..nobody }),
+            Self::Pci(pci) => exclude.selects(Identity { pci: Some(pci), ..nobody }),
+            Self::Guid(guid) => exclude.selects(Identity { guid: Some(*guid), ..nobody }),
+            Self::Glob(_) => self == exclude,
+        }
+    }
+
     /// Whether it selects the device.
     pub fn selects(&self, device: Identity<'_>) -> bool {
         match self {
@@ -102,7 +113,8 @@ pub fn show_guid(guid: u64) -> String {
     format!("{:04x}:{:04x}:{:04x}:{:04x}", guid >> 48, guid >> 32 & 0xffff, guid >> 16 & 0xffff, guid & 0xffff)
 }
 
-/// `0000:3b:00.0`, or `3b:00.0` in domain 0, in the kernel's small letters.
+/// `0000:3b:00.0`, or `3b:00.0` in domain 0, in the kernel's small letters and with the kernel's four digits of domain: tools write
+/// eight.
 pub fn parse_pci(text: &str) -> Option<String> {
     let text = text.to_ascii_lowercase();
     let (domain, rest) = match text.split(':').count() {
@@ -117,7 +129,8 @@ pub fn parse_pci(text: &str) -> Option<String> {
     };
     // Virtual domains behind VMD have more than four digits.
     let is_address = hex(domain, 4..=8) && hex(bus, 2..=2) && hex(device, 2..=2) && hex(function, 1..=1);
-    is_address.then(|| format!("{domain}:{bus}:{device}.{function}"))
+    let domain = u32::from_str_radix(domain, 16).ok().filter(|_| is_address)?;
+    Some(format!("{domain:04x}:{bus}:{device}.{function}"))
 }
 
 /// `*` is any bytes, `?` one. Linear but for one step back, so that no pattern is slow.
@@ -163,6 +176,7 @@ mod tests {
             ("0c42:a103:001d:d12b", false),
             ("0000:3b:00.0", true),
             ("3B:00.0", true),
+            ("00000000:3B:00.0", true),
             ("0000:3b:00.1", false),
         ] {
             assert_eq!(Selector::parse(text).unwrap().selects(device), selects, "{text}");

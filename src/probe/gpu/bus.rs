@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Display controllers: VGA, 3D and others.
-const DISPLAY: &str = "0x03";
+const DISPLAY: u32 = 0x03;
 
 /// The kernel's folder of them.
 const DEVICES: &str = "bus/pci/devices";
@@ -48,17 +48,24 @@ pub fn list(sysfs: &Path, select: &GpuSelect) -> Result<Listed, Reason> {
             continue;
         }
         let mut doubt = None;
-        let mut read = |name| match attribute(&tree, &format!("{DEVICES}/{address}/{name}")) {
-            Ok(value) => value,
-            Err(error) => {
-                // One that is removed just now is no doubt.
-                doubt = (error != Errno::NOENT).then(|| unread(&format!("{DEVICES}/{address}"), error));
-                String::new()
-            }
+        // What makes no sense tells as little as what cannot be read.
+        let number = |text: &str| {
+            let number = text.strip_prefix("0x").and_then(|digits| u32::from_str_radix(digits, 16).ok());
+            number.ok_or(Errno::ILSEQ)
         };
-        let vendor = read("vendor").strip_prefix("0x").and_then(|vendor| u16::from_str_radix(vendor, 16).ok());
-        let is_gpu =
-            read("class").starts_with(DISPLAY) && vendor.is_some_and(|vendor| select.vendors.contains(&vendor));
+        let mut read =
+            |name| match attribute(&tree, &format!("{DEVICES}/{address}/{name}")).and_then(|text| number(&text)) {
+                Ok(number) => Some(number),
+                // One that is removed just now is no doubt.
+                Err(Errno::NOENT) => None,
+                Err(error) => {
+                    doubt = Some(unread(&format!("{DEVICES}/{address}"), error));
+                    None
+                }
+            };
+        let vendor = read("vendor").and_then(|vendor| u16::try_from(vendor).ok());
+        let is_gpu = read("class").is_some_and(|class| class >> 16 == DISPLAY)
+            && vendor.is_some_and(|vendor| select.vendors.contains(&vendor));
         listed.doubt = listed.doubt.or(doubt);
         if is_gpu && (select.devices.is_empty() || matches(&select.devices, &address)) {
             listed.selected.insert(address);
@@ -115,6 +122,25 @@ mod tests {
         assert_eq!(selected(root.path(), &["0000:1?:00.0"], &[]).0.len(), 2);
         let (there, absent) = selected(root.path(), &["0000:17:00.0", "0000:65:00.0", "0000:66:*"], &[]);
         assert_eq!((there, absent), (vec!["0000:17:00.0".to_owned()], vec!["0000:65:00.0".to_owned()]));
+    }
+
+    #[test]
+    fn a_gpu_whose_numbers_make_no_sense_is_in_doubt_and_not_gone() {
+        let select = GpuSelect { vendors: vec![0x10de], devices: vec!["0000:17:00.0".to_owned()], exclude: Vec::new() };
+        for (file, text) in [("vendor", "garbage"), ("class", "\u{fffd}"), ("vendor", "")] {
+            let root = tree(&["0000:17:00.0"]);
+            let folder = root.path().join("bus/pci/devices/0000:17:00.0");
+            fs::write(folder.join(file), text).unwrap();
+            let listed = list(root.path(), &select).unwrap();
+            assert!(listed.doubt.is_some() && listed.absent.is_empty(), "{file} {text:?}: {listed:?}");
+        }
+        // An error is not forgotten over one that says less.
+        let root = tree(&["0000:17:00.0"]);
+        let folder = root.path().join("bus/pci/devices/0000:17:00.0");
+        fs::remove_file(folder.join("vendor")).unwrap();
+        fs::create_dir(folder.join("vendor")).unwrap();
+        fs::remove_file(folder.join("class")).unwrap();
+        assert!(list(root.path(), &select).unwrap().doubt.is_some());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::record::records;
 use crate::policy::kernel_log::{Message, Since};
 use crate::policy::outcome::Reason;
-use rustix::fs::{CWD, FileType, Mode, OFlags, SeekFrom, fstat, openat, seek};
+use rustix::fs::{CWD, FileType, Mode, OFlags, SeekFrom, Stat, fstat, major, minor, openat, seek, stat};
 use rustix::io::{Errno, read};
 use rustix::time::{ClockId, clock_gettime};
 use std::future;
@@ -13,6 +13,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+
+/// The numbers of the kernel log. In its place a container may have another device, such as `/dev/null`, in which nothing ever
+/// stands.
+///
+/// Source: <https://www.kernel.org/doc/Documentation/admin-guide/devices.txt>
+pub const KMSG: (u32, u32) = (1, 11);
 
 /// Longer than any record.
 const RECORD_BYTES: usize = 16 * 1024;
@@ -108,11 +114,14 @@ impl KernelLog {
             };
             let turn = opened.and_then(|open| {
                 let turn = self.drain(&open, &concerns)?;
-                self.open = Some(open);
+                self.open = Some(match (turn, open) {
+                    (Turn::Ended, Open::Watched(watched)) => Open::Plain(watched.into_inner()),
+                    (Turn::Dry | Turn::Ended | Turn::More, open) => open,
+                });
                 Ok(turn)
             });
             match turn {
-                Ok(Turn::Dry) => return Ok(()),
+                Ok(Turn::Dry | Turn::Ended) => return Ok(()),
                 Ok(Turn::More) => tokio::task::yield_now().await,
                 Err(error) => return Err(self.unread(error)),
             }
@@ -141,11 +150,10 @@ impl KernelLog {
 
     fn open(&self) -> Result<Open, Errno> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+        // Some devices act on being opened, so it is looked at first, and again once it is open.
+        log_kind(&stat(&self.path)?)?;
         let descriptor = openat(CWD, &self.path, flags, Mode::empty())?;
-        let kind = FileType::from_raw_mode(fstat(&descriptor)?.st_mode);
-        if !matches!(kind, FileType::CharacterDevice | FileType::Fifo | FileType::RegularFile) {
-            return Err(Errno::INVAL);
-        }
+        let kind = log_kind(&fstat(&descriptor)?)?;
         if self.since == Since::Now && self.last.is_none() {
             match seek(&descriptor, SeekFrom::End(0)) {
                 // A pipe holds no past.
@@ -176,7 +184,8 @@ impl KernelLog {
         let mut lost = 0;
         for _ in 0..RECORDS_A_TURN {
             let length = match read(descriptor.as_fd(), buffer.as_mut_slice()) {
-                Ok(0) | Err(Errno::AGAIN) => {
+                Ok(0) => return Ok(Turn::Ended),
+                Err(Errno::AGAIN) => {
                     if let Open::Watched(watched) = open {
                         // Takes the readiness back, unless there was news meanwhile.
                         drop(watched.try_io(Interest::READABLE, |_| Err::<(), _>(io::ErrorKind::WouldBlock.into())));
@@ -225,15 +234,36 @@ impl KernelLog {
             Errno::NOENT | Errno::NOTDIR => {
                 Reason::new("KernelLogMissing", format!("{path} does not exist: mount the host's /dev/kmsg there"))
             }
+            Errno::NODEV => Reason::new(
+                "KernelLogMissing",
+                format!("{path} is not the kernel log: mount the host's /dev/kmsg there"),
+            ),
             error => Reason::new("KernelLogUnreadable", format!("{path} cannot be read: {error}")),
         }
     }
 }
 
+/// What kind of log it is: the kernel's own, or a recorded one.
+fn log_kind(stat: &Stat) -> Result<FileType, Errno> {
+    match FileType::from_raw_mode(stat.st_mode) {
+        kind @ (FileType::Fifo | FileType::RegularFile) => Ok(kind),
+        kind @ FileType::CharacterDevice if (major(stat.st_rdev), minor(stat.st_rdev)) == KMSG => Ok(kind),
+        FileType::CharacterDevice
+        | FileType::Directory
+        | FileType::Symlink
+        | FileType::Socket
+        | FileType::BlockDevice
+        | FileType::Unknown => Err(Errno::NODEV),
+    }
+}
+
 /// What one turn ends with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turn {
-    /// Nothing more to read.
+    /// Nothing more to read for now.
     Dry,
+    /// The end of what is no device: it would tell for ever that there is something to read.
+    Ended,
     /// There may be more.
     More,
 }
@@ -285,6 +315,28 @@ mod tests {
             timeout(Duration::from_secs(20), log.changed()).await.unwrap();
             assert_eq!(seen(&mut log).await, lines(&["hello"]));
         }
+    }
+
+    #[tokio::test]
+    async fn a_pipe_that_nobody_writes_any_more_does_not_wake_for_ever() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = pipe(folder.path());
+        let mut log = KernelLog::new(folder.path(), Since::Now);
+        writer.write_all(record(1, "hello").as_bytes()).unwrap();
+        assert_eq!(seen(&mut log).await, lines(&["hello"]));
+        drop(writer);
+        for _ in 0..3 {
+            assert_eq!(seen(&mut log).await, lines(&[]));
+        }
+        assert!(timeout(Duration::from_millis(100), log.changed()).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn another_device_in_its_place_is_no_log() {
+        let folder = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("/dev/null", folder.path().join("kmsg")).unwrap();
+        let mut log = KernelLog::new(folder.path(), Since::Now);
+        assert_eq!(seen(&mut log).await, Err("KernelLogMissing"), "nothing would ever be found in it");
     }
 
     #[tokio::test]
@@ -341,7 +393,7 @@ mod tests {
         let mut log = KernelLog::new(folder.path(), Since::Boot);
         assert_eq!(seen(&mut log).await, Err("KernelLogMissing"));
         fs::create_dir(folder.path().join("kmsg")).unwrap();
-        assert_eq!(seen(&mut log).await, Err("KernelLogUnreadable"));
+        assert_eq!(seen(&mut log).await, Err("KernelLogMissing"));
         fs::remove_dir(folder.path().join("kmsg")).unwrap();
         fs::write(folder.path().join("kmsg"), record(1, "now")).unwrap();
         assert_eq!(seen(&mut log).await, lines(&["now"]));

@@ -128,7 +128,7 @@ impl Probe for Nvme {
                 key.push('+');
             }
             let seen = seen.controllers.get(name).and_then(Option::as_ref).map(facts);
-            controllers.insert(key, Looked { name: name.clone(), seen });
+            controllers.insert(key, Looked { name: name.clone(), place: identity.place(), seen });
         }
         self.lasting.retain(|name, _| seen.controllers.contains_key(name));
         let (outcome, each) = self.policy.judge(&controllers, &listed.absent, listed.whole, now);

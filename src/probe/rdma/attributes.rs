@@ -86,6 +86,12 @@ impl Attributes {
         self.tree.exists(&self.path) == Ok(true)
     }
 
+    /// Which folder it is, as long as it lives; `None` where there is none.
+    pub(super) fn inode(&mut self, parts: &[&str]) -> Option<u64> {
+        self.at(parts);
+        self.tree.stat(&self.path).ok().map(|stat| stat.st_ino)
+    }
+
     /// What the link says.
     pub(super) fn link(&mut self, parts: &[&str]) -> Option<String> {
         self.at(parts);

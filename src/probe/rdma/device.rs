@@ -20,9 +20,8 @@ pub(super) fn read(host: &HostTree, files: DeviceFiles, rules: &RdmaRules, liste
     let Ok(tree) = Tree::open(&host.sysfs) else { return dangling(listed) };
     let mut sysfs = Attributes::new(tree);
     let name = listed.name.as_str();
-    if !sysfs.has(&["class/infiniband", name, "."]) {
-        return dangling(listed);
-    }
+    let folder = ["class/infiniband", name, "."];
+    let Some(inode) = sysfs.inode(&folder) else { return dangling(listed) };
     let node_type =
         sysfs.parsed(&["class/infiniband", name, "node_type"], Coded::parse).and_then(|code| Some(code.number));
     let guid = sysfs.parsed(&["class/infiniband", name, "node_guid"], parse_guid);
@@ -39,6 +38,8 @@ pub(super) fn read(host: &HostTree, files: DeviceFiles, rules: &RdmaRules, liste
             verbs::look(&mut sysfs, (&host.dev, files), rules, name, connects)
         }
     };
+    // Of a device that went away meanwhile one half was read, and the other half would be missed.
+    let ports = if sysfs.inode(&folder) == Some(inode) { ports } else { Attr::Unreadable };
     Answer::Device(Device {
         name: name.to_owned(),
         pci: listed.pci.clone(),

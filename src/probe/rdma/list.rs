@@ -42,7 +42,12 @@ pub(super) fn look(settings: &RdmaSettings, routes: Routes) -> Devices {
     };
     let mut names = match sysfs.listed(&["class/infiniband"]) {
         Ok(names) => names,
-        Err(error) if is_absence(error) => return none(Listing::NoClass),
+        // Without the driver there is no such class; without its parent there is no sysfs.
+        Err(error) if is_absence(error) && sysfs.has(&["class", "."]) => return none(Listing::NoClass),
+        Err(error) if is_absence(error) => {
+            let why = format!("there is no {}/class: mount the host's /sys", settings.host.sysfs.display());
+            return none(Listing::Unreadable(why));
+        }
         Err(error) => {
             let why = format!("{}/class/infiniband: {}", settings.host.sysfs.display(), io::Error::from(error));
             return none(Listing::Unreadable(why));

@@ -431,6 +431,69 @@ async fn files_that_cannot_be_read_cost_one_thing_unknown_and_no_time() {
 }
 
 #[tokio::test]
+async fn an_address_whose_kind_is_no_text_is_unknown_and_not_missing() {
+    let host = Host::new();
+    let pci = host.pci_device("mlx5_0", 1, &[roce("eth2")]);
+    host.netdev(&pci, "eth2", true);
+    let mut bed = Bed::all(host);
+    assert_eq!(bed.says().await, "success");
+    for entry in fs::read_dir(bed.host.at(&bed.host.port("mlx5_0", 1, "gid_attrs/types"))).unwrap() {
+        fs::write(entry.unwrap().path(), [0xff, 0xfe]).unwrap();
+    }
+    assert_eq!(bed.says().await, "success", "what cannot be read is not held against it");
+}
+
+/// What hides a file from a reader between two of its steps is a matter of luck; that nothing false comes of it is not.
+#[test]
+fn a_device_that_goes_and_comes_while_it_is_read_is_not_half_a_device() {
+    const TIMES: usize = 150;
+    let host = Host::new();
+    let pci = host.pci_device("mlx5_0", 1, &[roce("eth2")]);
+    host.netdev(&pci, "eth2", true);
+    let folder = host.at(&format!("sys/{pci}/infiniband/mlx5_0"));
+    let mut all = Vec::new();
+    files(&folder, &mut all);
+    // Each a folder of its own, as the kernel would make it.
+    let (fresh, gone) = (host.at("fresh"), host.at("gone"));
+    fs::create_dir(&gone).unwrap();
+    for number in 0..TIMES {
+        for file in &all {
+            let copy = fresh.join(number.to_string()).join(file.strip_prefix(&folder).unwrap());
+            fs::create_dir_all(copy.parent().unwrap()).unwrap();
+            fs::copy(file, copy).unwrap();
+        }
+    }
+    let tree = HostTree { sysfs: host.at("sys"), dev: host.at("dev"), proc: host.at("proc") };
+    let rules = RdmaRules { device_nodes: Vec::new(), ..RdmaRules::default() };
+    let listed = Listed { name: "mlx5_0".into(), pci: None };
+    let swaps = std::thread::spawn(move || {
+        for number in 0..TIMES {
+            fs::rename(&folder, gone.join(number.to_string())).unwrap();
+            fs::rename(fresh.join(number.to_string()), &folder).unwrap();
+        }
+    });
+    while !swaps.is_finished() {
+        let Answer::Device(device) = device::read(&tree, DeviceFiles::Real, &rules, &listed) else { continue };
+        for port in device.ports.known().into_iter().flatten() {
+            let outcome = crate::policy::rdma::port::judge(&device, port, &rules, Duration::ZERO);
+            assert_eq!(outcome, Outcome::Success);
+        }
+    }
+    swaps.join().unwrap();
+}
+
+#[tokio::test]
+async fn a_root_without_any_class_is_no_sys_and_condemns_nothing() {
+    let host = Host::rails(1);
+    let mut bed = Bed::new(host, RdmaRules { devices: selectors(&["mlx5_0"]), ..RdmaRules::default() });
+    assert_eq!(bed.says().await, "success");
+    fs::rename(bed.host.at("sys/class"), bed.host.at("sys/elsewhere")).unwrap();
+    assert_eq!(bed.says().await, "unknown NotVisible");
+    fs::create_dir(bed.host.at("sys/class")).unwrap();
+    assert_eq!(bed.says().await, "unknown DriverReload", "no driver is another thing");
+}
+
+#[tokio::test]
 async fn a_device_that_hangs_costs_its_own_word_only() {
     let mut bed = Bed::all(Host::rails(2));
     assert_eq!(bed.says().await, "success");
