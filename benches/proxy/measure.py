@@ -50,7 +50,7 @@ class Way:
         for pid in [self.pid, *children]:
             try:
                 after_name = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            except FileNotFoundError:  # a child of socat's; it is counted with what has ended
+            except (FileNotFoundError, ProcessLookupError):  # a child of socat's; it is counted with what has ended
                 continue
             ticks += sum(int(word) for word in after_name[11 : 15 if int(pid) == self.pid else 13])
         return ticks * TICK
