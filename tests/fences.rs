@@ -35,10 +35,23 @@ fn agent_before(bed: &Bed, gap: &str) {
         r#"{{"schema":1,"driver":"{DRIVER}","bootId":"{}","endedBootSeconds":{now},"crashesBootSeconds":[],"gap":{gap},"volumes":{{}}}}"#,
         boot.trim()
     );
-    fs::write(bed.at("state").join(format!("{DRIVER}-warden-volumes.json")), text).unwrap();
+    fs::write(table(bed), text).unwrap();
+}
+
+fn table(bed: &Bed) -> PathBuf {
+    bed.at("state").join(format!("{DRIVER}-warden-volumes.json"))
 }
 
 fn agent(bed: &Bed, flags: &[&str]) -> Agent {
+    agent_that_logs_to(bed, flags, "agent.log")
+}
+
+/// A second agent of the same driver, as a surge update starts it beside the first.
+fn successor(bed: &Bed, flags: &[&str]) -> Agent {
+    agent_that_logs_to(bed, flags, "successor.log")
+}
+
+fn agent_that_logs_to(bed: &Bed, flags: &[&str], log: &str) -> Agent {
     let socket = driver_socket(bed);
     let mut all = vec![
         format!("--csi-address={}", socket.display()),
@@ -46,7 +59,7 @@ fn agent(bed: &Bed, flags: &[&str]) -> Agent {
         "--on-unhealthy=fence-then-deregister".to_owned(),
     ];
     all.extend(flags.iter().map(|flag| (*flag).to_owned()));
-    bed.watching_agent(&all.iter().map(String::as_str).collect::<Vec<_>>())
+    Agent::start(bed.watching_command(&all.iter().map(String::as_str).collect::<Vec<_>>()), bed.at(log))
 }
 
 fn proxy_socket(bed: &Bed) -> PathBuf {
@@ -378,4 +391,47 @@ async fn the_drivers_socket_is_never_taken_for_one_of_ours() {
     let after = fs::metadata(bed.driver_socket()).unwrap();
     assert_eq!(std::os::unix::fs::MetadataExt::ino(&before), std::os::unix::fs::MetadataExt::ino(&after));
     assert!(fs::symlink_metadata(link).unwrap().is_symlink());
+}
+
+#[tokio::test]
+async fn the_end_of_an_agent_that_handed_over_leaves_its_successors_table_alone() {
+    let bed = Bed::new();
+    let (_driver, _kubelet, mut old) = registered(&bed, &PATIENT).await;
+    stage(&bed, "a").await.unwrap();
+    let mut new = successor(&bed, &PATIENT);
+    new.logs("the kubelet has registered the driver").await;
+    stage(&bed, "b").await.unwrap();
+    eventually("kept", || fs::read_to_string(table(&bed)).unwrap().contains("\"b\"")).await;
+    assert!(old.terminate().await.success());
+    new.kill().await;
+    let third = agent(&bed, &PATIENT);
+    third.logs("volumes in use at the start").await;
+    eventually("both", || status(&bed).matches("\"volume\":").count() == 2).await;
+}
+
+#[tokio::test]
+async fn an_agent_that_gets_the_calls_back_knows_what_its_successor_let_in_and_out() {
+    let bed = Bed::new();
+    let (_driver, _kubelet, old) = registered(&bed, &PATIENT).await;
+    stage(&bed, "a").await.unwrap();
+    publish(&bed, "a").await.unwrap();
+    let mut new = successor(&bed, &PATIENT);
+    new.logs("the kubelet has registered the driver").await;
+    let_out(&bed, "a").await;
+    stage(&bed, "b").await.unwrap();
+    eventually("kept", || status(&bed).contains("\"volume\":\"b\"") && !status(&bed).contains("\"volume\":\"a\""))
+        .await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    new.kill().await;
+    old.logs("another agent had the calls for a while").await;
+    for _ in 0..2 {
+        bed.health("ERROR mlx5_0 port 1 is DOWN");
+        tokio::time::sleep(Duration::from_millis(60)).await;
+    }
+    eventually("the fence", || old.log().contains("the fence is up")).await;
+    assert!(stage(&bed, "a").await.is_err(), "it went out by way of the other agent");
+    stage(&bed, "b").await.unwrap();
+    eventually("shown", || bed.shown()).await;
+    let before = bed.identity();
+    steadily("registered, as b is in use", Duration::from_secs(1), || bed.identity() == before).await;
 }

@@ -346,10 +346,14 @@ impl VolumeTable {
     pub fn begin(&mut self, call: &VolumeCall) -> CallId {
         let id = self.next;
         self.next += 1;
-        let (volume, place) = subject(call);
+        self.enter(id, Flight { call: call.clone(), crossed: false });
+        CallId(id)
+    }
+
+    fn enter(&mut self, id: u64, flight: Flight) {
+        let (volume, place) = subject(&flight.call);
         if !self.has_room(volume, place.map(|(kind, path, _)| (kind, path))) {
-            self.leave_gap(Gap::Full);
-            return CallId(id);
+            return self.leave_gap(Gap::Full);
         }
         match place {
             Some((kind, path, verb)) => {
@@ -360,8 +364,7 @@ impl VolumeTable {
             }
             None => self.volumes.entry(volume.to_owned()).or_default().expanding += 1,
         }
-        self.flights.insert(id, Flight { call: call.clone(), crossed: false });
-        CallId(id)
+        self.flights.insert(id, flight);
     }
 
     /// Takes note of its end. A second end of one call is not heard.
@@ -406,6 +409,21 @@ impl VolumeTable {
     /// Calls go to the driver without us from now on.
     pub fn not_followed(&mut self) {
         self.leave_gap(Gap::NotFollowed);
+    }
+
+    /// Another agent followed the volumes meanwhile, and this is what it left: that goes over what was known before, and there
+    /// may be more. Calls of ours that are under way stay so; which of them came before what it saw, nobody knows.
+    pub fn taken_back(&mut self, places: impl IntoIterator<Item = Place>) {
+        let flights = std::mem::take(&mut self.flights);
+        self.volumes.clear();
+        (self.places, self.bytes, self.dirty) = (0, 0, true);
+        self.leave_gap(Gap::NotFollowed);
+        for place in places {
+            self.insert(place);
+        }
+        for (id, Flight { call, .. }) in flights {
+            self.enter(id, Flight { call, crossed: true });
+        }
     }
 
     /// Whether it has every volume.
@@ -817,6 +835,32 @@ mod tests {
         assert!(table.is_settled("v"), "what is known better stays");
         assert!(table.is_at("w", Kind::Staged, "/stage") && !table.is_settled("w"));
         assert_eq!(table.in_use(), InUse::Yes(2));
+    }
+
+    #[test]
+    fn what_another_agent_left_goes_over_what_was_known_and_calls_under_way_stay_so() {
+        let mut table = table();
+        run(&mut table, &stage("out"), OK);
+        run(&mut table, &stage("here"), OK);
+        let (removing, adding) = (table.begin(&unstage("here")), table.begin(&stage("new")));
+        let there = |volume: &str| Place {
+            volume: volume.into(),
+            kind: Kind::Staged,
+            path: "/stage".into(),
+            presence: Presence::There,
+        };
+        table.taken_back([there("here"), there("theirs")]);
+        assert_eq!(table.in_use(), InUse::Yes(3), "here, theirs, new");
+        assert!(!table.is_at("out", Kind::Staged, "/stage"), "the other one let it out");
+        assert!(table.is_at("theirs", Kind::Staged, "/stage") && !table.is_at("here", Kind::Staged, "/stage"));
+        table.end(removing, OK);
+        assert_eq!(table.in_use(), InUse::Yes(3), "the other one may have staged it after that");
+        table.end(adding, INTERNAL);
+        assert_eq!((table.in_use(), table.flights.len()), (InUse::Yes(2), 0));
+        for volume in ["here", "theirs"] {
+            run(&mut table, &unstage(volume), OK);
+        }
+        assert_eq!((table.in_use(), table.places, table.bytes), (InUse::Unknown, 0, 0), "there may be more");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use super::downstream;
 use super::forward::{Change, End, Incoming, forward};
 use super::gate::{Entry, Gate};
 use super::upstream::Upstream;
+use super::volumes::Volumes;
 use crate::grpc::code;
 use crate::metrics::Metrics;
 use crate::parts::{Fatal, Parts};
@@ -87,7 +88,7 @@ impl Proxy {
                 tokio::select! {
                     biased;
                     () = stop.cancelled() => break,
-                    _ = looks.tick() => place.keep().await,
+                    _ = looks.tick() => place.keep(callers.gate.volumes()).await,
                     accepted = place.listener.accept() => match accepted {
                         Ok((stream, _)) => {
                             quiet.end();
@@ -118,14 +119,20 @@ struct Place {
 }
 
 impl Place {
-    /// Puts the socket back when it is lost; a live one of somebody else's is our successor's.
-    async fn keep(&mut self) {
+    /// Puts the socket back when it is lost; a live one of somebody else's is our successor's, which follows the volumes then.
+    async fn keep(&mut self, volumes: &Volumes) {
         let lost = match self.socket.found() {
             Ok(Found::Socket(id)) if id == self.id => {
                 self.quiet.end();
                 false
             }
-            Ok(Found::Socket(_)) => is_dead(self.socket.path()).await,
+            Ok(Found::Socket(_)) => {
+                let dead = is_dead(self.socket.path()).await;
+                if !dead {
+                    volumes.handed_over();
+                }
+                dead
+            }
             Ok(Found::Nothing) => true,
             // Publishing says what is wrong.
             Ok(Found::NotASocket) | Err(_) => true,
@@ -136,6 +143,7 @@ impl Place {
         match self.socket.publish() {
             Ok((listener, id)) => {
                 (self.listener, self.id) = (listener, id);
+                volumes.came_back();
                 warn!(socket.path = %self.socket.path().display(), "the proxy socket was lost and is in its place again");
             }
             Err(error) => {
