@@ -118,6 +118,17 @@ impl KeptFile {
         Ok(())
     }
 
+    /// Removes it.
+    ///
+    /// # Errors
+    /// The operating system's. That nothing is there is none.
+    pub fn remove(&self) -> io::Result<()> {
+        match fs::remove_file(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
     /// Which one is there now.
     pub fn version(&self) -> Option<Version> {
         let file = fs::symlink_metadata(&self.path).ok()?;

@@ -42,6 +42,7 @@ struct Families {
     kubelet_silence: IntCounter,
     publications: IntCounter,
     fenced: IntGaugeVec,
+    fence_override: IntGaugeVec,
     fence_refusals: IntCounterVec,
     volumes: IntGauge,
     proxy_calls: IntGauge,
@@ -144,6 +145,13 @@ impl Metrics {
                 ),
                 &registry,
             ),
+            fence_override: known_good(
+                IntGaugeVec::new(
+                    in_ours("fence_override", "1 while an operator's override holds, by what it says; else 0."),
+                    &["driver_name", "fence"],
+                ),
+                &registry,
+            ),
             fence_refusals: known_good(
                 IntCounterVec::new(in_ours("fence_refusals_total", "Calls that the fence refused."), &["method"]),
                 &registry,
@@ -196,6 +204,13 @@ impl Metrics {
     pub fn set_fenced(&self, by: Option<&str>) {
         for one in ["health", "override"] {
             self.0.fenced.with_label_values(&[self.driver(), one]).set((by == Some(one)).into());
+        }
+    }
+
+    /// An operator's override holds, `on` or `off`; or `None`: there is none.
+    pub fn set_override(&self, word: Option<&str>) {
+        for one in ["on", "off"] {
+            self.0.fence_override.with_label_values(&[self.driver(), one]).set((word == Some(one)).into());
         }
     }
 

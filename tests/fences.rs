@@ -435,3 +435,69 @@ async fn an_agent_that_gets_the_calls_back_knows_what_its_successor_let_in_and_o
     let before = bed.identity();
     steadily("registered, as b is in use", Duration::from_secs(1), || bed.identity() == before).await;
 }
+
+/// In the middle of a repair the agent is killed for its memory, or a rollout replaces it.
+#[tokio::test]
+async fn an_override_outlives_the_agent_and_its_end_does_too() {
+    let bed = Bed::new();
+    let (_driver, _kubelet, mut agent) = registered(&bed, &PATIENT).await;
+    assert_eq!(ask(&bed, "fence", &["on", "--for=10m", "--reason=cable swap"]).0, 0);
+    agent.kill().await;
+    agent = self::agent(&bed, &PATIENT);
+    agent.logs("override kept from before the restart").await;
+    eventually("asked", || ask(&bed, "status", &[]).1.contains("kept from before the restart")).await;
+    assert!(stage(&bed, "a").await.unwrap_err().message().contains("cable swap"));
+    let shown = ask(&bed, "status", &[]).1;
+    for words in ["on for another 9m", "cable swap", "uid ", "kept from before the restart"] {
+        assert!(shown.contains(words), "no {words:?} in\n{shown}");
+    }
+    assert_eq!(ask(&bed, "fence", &["auto"]).0, 0);
+    stage(&bed, "a").await.unwrap();
+    let_out(&bed, "a").await;
+    // Broken, and so repaired: it must not be withdrawn meanwhile.
+    break_it(&bed).await;
+    assert_eq!(ask(&bed, "fence", &["off", "--for=10m", "--reason=trying it out"]).0, 0);
+    assert!(agent.terminate().await.success());
+    agent = self::agent(&bed, &PATIENT);
+    eventually("the override", || status(&bed).contains("\"fence\":\"off\"")).await;
+    eventually("shown", || bed.shown()).await;
+    stage(&bed, "a").await.unwrap();
+    let before = bed.identity();
+    steadily("registered", Duration::from_secs(1), || bed.identity() == before).await;
+    // Its time goes on while nobody is there.
+    assert_eq!(ask(&bed, "fence", &["off", "--for=1500ms", "--reason=trying it out"]).0, 0);
+    agent.kill().await;
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    let _agent = self::agent(&bed, &PATIENT);
+    eventually("the fence", || status(&bed).contains("\"up\":true")).await;
+    assert!(!bed.at("state").join(format!("{DRIVER}-warden-override.json")).exists());
+}
+
+#[tokio::test]
+async fn an_override_that_cannot_be_written_down_holds_and_the_operator_is_told() {
+    let bed = Bed::new();
+    let (_driver, _kubelet, agent) = registered(&bed, &[]).await;
+    // A rename does not go over a folder.
+    fs::create_dir(bed.at("state").join(format!("{DRIVER}-warden-override.json"))).unwrap();
+    let (code, told) = ask(&bed, "fence", &["on", "--for=10m", "--reason=cable swap"]);
+    assert_eq!(code, 0);
+    assert!(told.contains("if the agent restarts, the override ends with it"), "{told}");
+    assert!(stage(&bed, "a").await.is_err());
+    assert!(agent.log().contains("cannot keep the operator's override"), "{}", agent.log());
+}
+
+#[tokio::test]
+async fn what_an_operator_told_the_successor_holds_when_the_calls_come_back() {
+    let bed = Bed::new();
+    let (_driver, _kubelet, old) = registered(&bed, &PATIENT).await;
+    assert_eq!(ask(&bed, "fence", &["on", "--for=10m", "--reason=cable swap"]).0, 0);
+    let mut new = successor(&bed, &PATIENT);
+    new.logs("the kubelet has registered the driver").await;
+    eventually("kept", || status(&bed).contains("cable swap")).await;
+    assert_eq!(ask(&bed, "fence", &["auto"]).0, 0);
+    stage(&bed, "a").await.unwrap();
+    new.kill().await;
+    old.logs("the operator's override was ended while another agent had the calls").await;
+    eventually("nothing is refused", || !old.log().rsplit("the fence is").next().unwrap().starts_with(" up")).await;
+    stage(&bed, "b").await.unwrap();
+}

@@ -313,6 +313,8 @@ fn fence_lines(fence: &FenceNow) -> Vec<(&'static str, String, &'static str)> {
     if let Some(word) = &fence.r#override {
         let ends = shown(word.ends_in_seconds);
         lines.push(("override", format!("{} for another {ends}: {}", word.fence, word.reason), "warning"));
+        let kept = if word.from_before { "; kept from before the restart" } else { "" };
+        lines.push(("", format!("{}, {}{kept}", word.by, word.since), "lost"));
     }
     lines
 }

@@ -1,6 +1,6 @@
 //! Serves the snapshot on a unix socket to the users that may know: root, and the one we run as.
 
-use super::order::{self, FenceRequest, Ordered, Orders};
+use super::order::{self, FenceAnswer, FenceRequest, Ordered, Orders};
 use super::snapshot::{Snapshot, VolumesNow};
 use crate::health_view::HealthView;
 use crate::http::places::{Answering, Places};
@@ -146,7 +146,7 @@ async fn respond(
             Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
         },
         (&Method::POST, "/fence") => match order(request, who, &sources).await {
-            Ok(()) => (StatusCode::OK, "{}".to_owned()),
+            Ok(answer) => (StatusCode::OK, serde_json::to_string(&answer).unwrap_or_default()),
             Err(told) => told,
         },
         _ => (StatusCode::NOT_FOUND, "only GET /status and POST /fence are answered here\n".to_owned()),
@@ -158,7 +158,7 @@ async fn respond(
 }
 
 /// Takes an operator's word to whoever decides about the fence.
-async fn order(request: Request<Incoming>, by: String, sources: &Sources) -> Result<(), (StatusCode, String)> {
+async fn order(request: Request<Incoming>, by: String, sources: &Sources) -> Result<FenceAnswer, (StatusCode, String)> {
     let bad = |text: String| (StatusCode::BAD_REQUEST, format!("{text}\n"));
     let Some(orders) = &sources.orders else {
         return Err((
@@ -175,7 +175,7 @@ async fn order(request: Request<Incoming>, by: String, sources: &Sources) -> Res
     let gone = || (StatusCode::SERVICE_UNAVAILABLE, "the agent is stopping\n".to_owned());
     orders.send(Ordered { order, by, answer }).await.map_err(|_| gone())?;
     match answered.await {
-        Ok(Ok(())) => Ok(()),
+        Ok(Ok(not_kept)) => Ok(FenceAnswer { not_kept }),
         Ok(Err(problem)) => Err(bad(order::problem(problem).to_owned())),
         Err(_) => Err(gone()),
     }

@@ -93,6 +93,15 @@ pub struct OverrideNow {
     pub reason: String,
     /// When it ends by itself.
     pub ends_in_seconds: f64,
+    /// Who asked: user and process.
+    #[serde(default)]
+    pub by: String,
+    /// When that was, in UTC.
+    #[serde(default)]
+    pub since: String,
+    /// It was kept from before a restart of the agent.
+    #[serde(default)]
+    pub from_before: bool,
 }
 
 /// Volumes in use at one moment.
@@ -254,6 +263,9 @@ fn fence_now(up: Option<&FenceUp>, health: Option<&HealthView>, now: Instant) ->
             fence: forced.forced.name().to_owned(),
             reason: forced.reason.clone(),
             ends_in_seconds: seconds(forced.until - now),
+            by: forced.order.by.clone(),
+            since: forced.order.at_utc.clone(),
+            from_before: forced.from_before,
         }),
     }
 }
