@@ -4,6 +4,7 @@ use super::answer::refuse;
 use super::downstream;
 use super::forward::{Change, End, Incoming, forward};
 use super::gate::{Entry, Gate};
+use super::idle::{Call, Idle};
 use super::upstream::Upstream;
 use super::volumes::Volumes;
 use crate::grpc::code;
@@ -76,8 +77,15 @@ impl Proxy {
     /// among `connections`.
     pub fn serve(self, gate: Gate, metrics: Metrics, parts: &Parts, connections: &Parts, stop: CancellationToken) {
         let upstream = Upstream::new(&self.settings.driver_socket, connections);
-        let callers =
-            Callers { upstream, gate, metrics, allowed: self.settings.allowed, parts: connections.clone(), stop };
+        let callers = Callers {
+            upstream,
+            gate,
+            metrics,
+            allowed: self.settings.allowed,
+            parts: connections.clone(),
+            stop,
+            idle: Idle::new(),
+        };
         let mut place =
             Place { socket: self.settings.socket, listener: self.listener, id: self.id, quiet: Quiet::default() };
         parts.spawn("proxy", async move {
@@ -173,23 +181,27 @@ struct Callers {
     allowed: AllowedUids,
     parts: Parts,
     stop: CancellationToken,
+    idle: Idle,
 }
 
 impl Callers {
     fn serve(&self, stream: UnixStream) {
         let uid = stream.peer_cred().ok().map(|peer| peer.uid());
-        let (parts, stop) = (self.parts.clone(), self.stop.clone());
+        // Told to go, it ends as at a stop of ours: no new call, and those under way finish.
+        let (parts, stop) = (self.parts.clone(), self.stop.child_token());
+        let connection = self.idle.enter(stop.clone());
         if !uid.is_some_and(|uid| self.allowed.contains(&uid)) {
             let status = Status::new(Code::PermissionDenied, self.refusal(uid));
             warn!(peer.uid = uid, "a caller on the proxy socket is refused: {}", status.message());
             drop(self.parts.spawn_connection(downstream::serve(stream, parts, stop, move |_, respond| {
-                refuse_all(respond, status.clone())
+                refuse_all(respond, status.clone(), connection.call())
             })));
             return;
         }
         let (callers, held) = (self.clone(), self.metrics.proxy_connection());
-        let served =
-            downstream::serve(stream, parts, stop, move |request, respond| one_call(request, respond, callers.clone()));
+        let served = downstream::serve(stream, parts, stop, move |request, respond| {
+            one_call(request, respond, callers.clone(), connection.call())
+        });
         drop(self.parts.spawn_connection(async move {
             let _held = held;
             served.await;
@@ -210,7 +222,12 @@ impl Callers {
 }
 
 /// One call, counted, and told at `--v=4` by method, code and time; never a payload, which may carry secrets.
-async fn one_call(request: Request<RecvStream>, mut respond: SendResponse<Bytes>, callers: Callers) -> End {
+async fn one_call(
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+    callers: Callers,
+    _on_its_connection: Call,
+) -> End {
     let Callers { upstream, gate, metrics, .. } = callers;
     let (began, _held, target) = (Instant::now(), metrics.proxied_call(), request.uri().clone());
     let (head, mut body) = request.into_parts();
@@ -238,6 +255,6 @@ async fn one_call(request: Request<RecvStream>, mut respond: SendResponse<Bytes>
 }
 
 /// Answers every call on the connection with the same refusal.
-async fn refuse_all(mut respond: SendResponse<Bytes>, status: Status) -> End {
+async fn refuse_all(mut respond: SendResponse<Bytes>, status: Status, _on_its_connection: Call) -> End {
     refuse(&mut respond, &status)
 }
