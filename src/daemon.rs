@@ -151,6 +151,7 @@ async fn start(
         Way::Around => (None, false),
         Way::Bypass => (None, true),
     };
+    metrics.set_bypass(bypass);
     let volumes = match &proxied {
         Some(proxied) => proxied.volumes.clone(),
         None => Volumes::new(VolumeTable::new(Completeness::Incomplete(Gap::NotFollowed))),
@@ -189,6 +190,7 @@ async fn start(
             volumes: proxied.as_ref().map(|proxied| proxied.volumes.clone()),
             fence: told.fence.clone(),
             orders: proxied.is_some().then_some(orders),
+            bypass,
         };
         let taken = path == settings.driver_socket
             || proxied::same_file(&path, &settings.driver_socket)

@@ -43,6 +43,7 @@ struct Families {
     publications: IntCounter,
     fenced: IntGaugeVec,
     fence_override: IntGaugeVec,
+    bypass: IntGauge,
     fence_refusals: IntCounterVec,
     volumes: IntGauge,
     proxy_calls: IntGauge,
@@ -152,6 +153,13 @@ impl Metrics {
                 ),
                 &registry,
             ),
+            bypass: known_good(
+                IntGauge::with_opts(in_ours(
+                    "bypass",
+                    "1 while the agent stays out of the way after three crashes of its own; else 0.",
+                )),
+                &registry,
+            ),
             fence_refusals: known_good(
                 IntCounterVec::new(in_ours("fence_refusals_total", "Calls that the fence refused."), &["method"]),
                 &registry,
@@ -212,6 +220,11 @@ impl Metrics {
         for one in ["on", "off"] {
             self.0.fence_override.with_label_values(&[self.driver(), one]).set((word == Some(one)).into());
         }
+    }
+
+    /// Whether the agent stays out of the way after crashes of its own.
+    pub fn set_bypass(&self, bypass: bool) {
+        self.0.bypass.set(bypass.into());
     }
 
     /// The fence refused a call of this method.

@@ -102,10 +102,14 @@ async fn let_out(bed: &Bed, volume: &str) {
 }
 
 /// Two ERRORs that count.
-async fn break_it(bed: &Bed) {
+async fn break_and_tell(bed: &Bed) {
     bed.health("ERROR mlx5_0 port 1 is DOWN");
     tokio::time::sleep(Duration::from_millis(60)).await;
     bed.health("ERROR mlx5_0 port 1 is DOWN");
+}
+
+async fn break_it(bed: &Bed) {
+    break_and_tell(bed).await;
     eventually("the fence", || status(bed).contains("\"up\":true")).await;
 }
 
@@ -332,6 +336,8 @@ async fn after_three_crashes_it_stays_out_of_the_way_for_one_run() {
     }
     assert_eq!(announced(&agent), driver_socket(&bed).display().to_string(), "{}", agent.log());
     assert!(agent.log().contains("stays out of the way"), "{}", agent.log());
+    let shown = ask(&bed, "status", &[]).1;
+    assert!(shown.contains("after three crashes of this agent"), "{shown}");
     // It observes, whatever it sees.
     for _ in 0..2 {
         bed.health("ERROR broken");
@@ -424,13 +430,11 @@ async fn an_agent_that_gets_the_calls_back_knows_what_its_successor_let_in_and_o
     tokio::time::sleep(Duration::from_millis(300)).await;
     new.kill().await;
     old.logs("another agent had the calls for a while").await;
-    for _ in 0..2 {
-        bed.health("ERROR mlx5_0 port 1 is DOWN");
-        tokio::time::sleep(Duration::from_millis(60)).await;
-    }
+    break_and_tell(&bed).await;
     eventually("the fence", || old.log().contains("the fence is up")).await;
     assert!(stage(&bed, "a").await.is_err(), "it went out by way of the other agent");
     stage(&bed, "b").await.unwrap();
+    eventually("an operator is heard again", || ask(&bed, "fence", &["auto"]).0 == 0).await;
     eventually("shown", || bed.shown()).await;
     let before = bed.identity();
     steadily("registered, as b is in use", Duration::from_secs(1), || bed.identity() == before).await;
@@ -500,4 +504,28 @@ async fn what_an_operator_told_the_successor_holds_when_the_calls_come_back() {
     old.logs("the operator's override was ended while another agent had the calls").await;
     eventually("nothing is refused", || !old.log().rsplit("the fence is").next().unwrap().starts_with(" up")).await;
     stage(&bed, "b").await.unwrap();
+}
+
+/// Our crashes say nothing against what needs no proxy, and a driver that was withdrawn must not come back by them.
+#[tokio::test]
+async fn after_three_crashes_a_deregister_that_was_asked_for_goes_on() {
+    let bed = Bed::new();
+    let flags = ["--on-unhealthy=deregister"];
+    let (_driver, mut kubelet, mut agent) = registered(&bed, &flags).await;
+    break_and_tell(&bed).await;
+    kubelet.deregistered().await;
+    for _ in 0..3 {
+        agent.kill().await;
+        fs::remove_file(bed.at("agent.log")).unwrap();
+        agent = self::agent(&bed, &flags);
+        agent.logs("status socket open").await;
+    }
+    assert!(agent.log().contains("stays out of the way"), "{}", agent.log());
+    steadily("withdrawn", Duration::from_secs(1), || !bed.shown()).await;
+    for _ in 0..2 {
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        bed.health("OK");
+    }
+    kubelet.registered().await;
+    assert_eq!(announced(&agent), driver_socket(&bed).display().to_string());
 }

@@ -12,15 +12,16 @@ use crate::metrics::Metrics;
 use crate::parts::{Fatal, Parts};
 use crate::policy::fence::VolumeMethod;
 use crate::quiet::Quiet;
-use crate::registration::socket::{FileId, Found, PublishError, SocketPath};
+use crate::registration::kept_socket::{KeptSocket, Look};
+use crate::registration::socket::{PublishError, SocketPath};
 use bytes::Bytes;
 use h2::RecvStream;
 use h2::server::SendResponse;
 use http::Request;
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixStream;
 use tokio::time::{Instant, interval};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
@@ -41,16 +42,16 @@ pub struct ProxySettings {
     /// Where the kubelet dials.
     pub socket: SocketPath,
     /// Where the driver listens.
-    pub driver_socket: std::path::PathBuf,
+    pub driver_socket: PathBuf,
     /// `--allowed-uids`.
     pub allowed: AllowedUids,
 }
 
 /// The proxy, listening but not yet serving.
 pub struct Proxy {
-    settings: ProxySettings,
-    listener: UnixListener,
-    id: FileId,
+    place: KeptSocket,
+    driver_socket: PathBuf,
+    allowed: AllowedUids,
 }
 
 impl Proxy {
@@ -59,46 +60,46 @@ impl Proxy {
     /// # Errors
     /// [`PublishError`] when it cannot be there. Nothing of anybody else's is touched.
     pub fn listen(settings: ProxySettings) -> Result<Self, PublishError> {
-        let (listener, id) = settings.socket.publish()?;
+        let ProxySettings { socket, driver_socket, allowed } = settings;
+        let place = KeptSocket::publish(socket)?;
         info!(
-            socket.path = %settings.socket.path().display(),
-            driver.socket = %settings.driver_socket.display(),
+            socket.path = %place.path().display(),
+            driver.socket = %driver_socket.display(),
             "Proxy socket open"
         );
-        Ok(Self { settings, listener, id })
+        Ok(Self { place, driver_socket, allowed })
     }
 
     /// Where it listens.
     pub fn path(&self) -> &Path {
-        self.settings.socket.path()
+        self.place.path()
     }
 
     /// Serves until `stop`; then the socket goes, no call is taken any more, and those in flight go on. Connections and calls run
     /// among `connections`.
     pub fn serve(self, gate: Gate, metrics: Metrics, parts: &Parts, connections: &Parts, stop: CancellationToken) {
-        let upstream = Upstream::new(&self.settings.driver_socket, connections);
+        let upstream = Upstream::new(&self.driver_socket, connections);
         let callers = Callers {
             upstream,
             gate,
             metrics,
-            allowed: self.settings.allowed,
+            allowed: self.allowed,
             parts: connections.clone(),
             stop,
             idle: Idle::new(),
         };
-        let mut place =
-            Place { socket: self.settings.socket, listener: self.listener, id: self.id, quiet: Quiet::default() };
+        let mut place = self.place;
         parts.spawn("proxy", async move {
             let mut looks = interval(LOOK_EVERY);
             let stop = callers.stop.clone();
-            let mut quiet = Quiet::default();
+            let (mut quiet, mut lost) = (Quiet::default(), Quiet::default());
             loop {
                 tokio::select! {
                     biased;
                     () = stop.cancelled() => break,
-                    _ = looks.tick() => place.keep(callers.gate.volumes()).await,
-                    accepted = place.listener.accept() => match accepted {
-                        Ok((stream, _)) => {
+                    _ = looks.tick() => keep(&mut place, callers.gate.volumes(), &mut lost).await,
+                    accepted = place.accept() => match accepted {
+                        Ok(stream) => {
                             quiet.end();
                             callers.serve(stream);
                         }
@@ -112,62 +113,27 @@ impl Proxy {
                 }
             }
             // A successor may have the path; then it stays.
-            drop(place.socket.withdraw(place.id));
+            place.withdraw();
             Ok::<(), Fatal>(())
         });
     }
 }
 
-/// Our socket at its path.
-struct Place {
-    socket: SocketPath,
-    listener: UnixListener,
-    id: FileId,
-    quiet: Quiet,
-}
-
-impl Place {
-    /// Puts the socket back when it is lost; a live one of somebody else's is our successor's, which follows the volumes then.
-    async fn keep(&mut self, volumes: &Volumes) {
-        let lost = match self.socket.found() {
-            Ok(Found::Socket(id)) if id == self.id => {
-                self.quiet.end();
-                false
-            }
-            Ok(Found::Socket(_)) => {
-                let dead = is_dead(self.socket.path()).await;
-                if !dead {
-                    volumes.handed_over();
-                }
-                dead
-            }
-            Ok(Found::Nothing) => true,
-            // Publishing says what is wrong.
-            Ok(Found::NotASocket) | Err(_) => true,
-        };
-        if !lost {
-            return;
+/// Looks after our socket. While a successor has it, that one follows the volumes.
+async fn keep(place: &mut KeptSocket, volumes: &Volumes, quiet: &mut Quiet) {
+    match place.look().await {
+        Look::Ours => {
+            quiet.end();
         }
-        match self.socket.publish() {
-            Ok((listener, id)) => {
-                (self.listener, self.id) = (listener, id);
-                volumes.came_back();
-                warn!(socket.path = %self.socket.path().display(), "the proxy socket was lost and is in its place again");
-            }
-            Err(error) => {
-                if self.quiet.begin_or_repeat(&error.to_string(), Instant::now()) {
-                    warn!(error = &error as &dyn std::error::Error, "the proxy socket is lost; trying again");
-                }
-            }
+        Look::Theirs => volumes.handed_over(),
+        Look::PutBack => {
+            volumes.came_back();
+            warn!(socket.path = %place.path().display(), "the proxy socket was lost and is in its place again");
         }
-    }
-}
-
-async fn is_dead(path: &Path) -> bool {
-    match UnixStream::connect(path).await {
-        Ok(_) => false,
-        Err(error) => {
-            matches!(error.kind(), std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound)
+        Look::Lost(error) => {
+            if quiet.begin_or_repeat(&error.to_string(), Instant::now()) {
+                warn!(error = &error as &dyn std::error::Error, "the proxy socket is lost; trying again");
+            }
         }
     }
 }

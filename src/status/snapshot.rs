@@ -27,6 +27,9 @@ pub struct Snapshot {
     /// Volumes in use; absent without a proxy.
     #[serde(default)]
     pub volumes: Option<VolumesNow>,
+    /// The agent stays out of the way after crashes of its own: no proxy, no fence.
+    #[serde(default)]
+    pub bypass: bool,
     /// Each probe.
     pub probes: Vec<ProbeNow>,
     /// What happens next, for a person.
@@ -215,6 +218,7 @@ impl Snapshot {
             health: health.filter(|view| !view.probes.is_empty()).and_then(|view| health_now(view, now)),
             fence: fence.map(|up| fence_now(up.as_ref(), health, now)),
             volumes,
+            bypass: false,
             probes: health
                 .map(|view| view.probes.iter().map(|probe| probe_now(probe, now)).collect())
                 .unwrap_or_default(),
