@@ -329,15 +329,30 @@ impl VolumeTable {
     /// Whether the driver's answer about a volume published there could tell the table something that it lacks; then a mark for
     /// [`Self::answered_at`]. Nobody tells of volumes from before us but the kubelet, which asks for the usage of each.
     pub fn could_learn(&self, volume: &str, target: &str) -> Option<u64> {
-        let complete = self.completeness == Completeness::Complete;
-        let known = self.volumes.get(volume).is_some_and(|known| known.places.contains_key(&published(target)));
-        let under_way = self.flights.values().any(|flight| subject(&flight.call).0 == volume);
-        (!complete && !known && !under_way && is_kubelets_target(target)).then_some(self.next)
+        let worth = match self.volumes.get(volume).and_then(|known| known.places.get(&published(target))) {
+            None => self.completeness != Completeness::Complete,
+            // The kubelet has it mounted: it got the answer that we, or the run before us, did not write down.
+            Some(entry) => entry.presence == Some(Presence::Coming),
+        };
+        let under_way = || self.flights.values().any(|flight| subject(&flight.call).0 == volume);
+        (worth && is_kubelets_target(target) && !under_way()).then_some(self.next)
+    }
+
+    /// Whether there is anything that could be learnt so.
+    pub fn can_learn(&self) -> bool {
+        let coming = |entry: &Entry| entry.presence == Some(Presence::Coming);
+        self.completeness != Completeness::Complete
+            || self.volumes.values().any(|known| known.places.values().any(coming))
     }
 
     /// The driver answered OK about the volume at this target: it is published there, unless anything was asked for meanwhile.
     pub fn answered_at(&mut self, volume: String, target: String, mark: u64) {
-        if self.next == mark {
+        if self.next != mark {
+            return;
+        }
+        if self.volumes.get(&volume).is_some_and(|known| known.places.contains_key(&published(&target))) {
+            self.change(&volume, Kind::Published, &target, |entry| entry.presence = Some(Presence::There));
+        } else {
             self.insert(Place { volume, kind: Kind::Published, path: target, presence: Presence::There });
         }
     }
@@ -649,6 +664,24 @@ mod tests {
         assert!(!table.was_staged_before("v"));
         assert_eq!(table.could_learn("v", "/var/lib/kubelet/plugins/kubernetes.io/csi/d/x/globalmount"), None);
         assert_eq!(VolumeTable::new(Completeness::Complete).could_learn("v", target), None, "nothing to learn");
+    }
+
+    /// The driver published it, and the agent was killed before it had written that down.
+    #[test]
+    fn a_publish_whose_end_was_lost_is_known_by_an_answer_about_the_volume() {
+        let target = "/var/lib/kubelet/pods/uid/volumes/kubernetes.io~csi/pv/mount";
+        let mut table = table();
+        assert!(!table.can_learn());
+        run(&mut table, &publish(target), End::Lost);
+        assert!(table.can_learn() && !table.is_at("v", Kind::Published, target));
+        let mark = table.could_learn("v", target).unwrap();
+        table.answered_at("v".into(), target.into(), mark);
+        assert!(table.is_at("v", Kind::Published, target) && table.is_settled("v"));
+        assert_eq!((table.can_learn(), table.could_learn("v", target)), (false, None));
+        run(&mut table, &unpublish(target), INTERNAL);
+        assert_eq!(table.could_learn("v", target), None, "it is on its way out");
+        run(&mut table, &unpublish(target), OK);
+        assert_eq!((table.in_use(), table.places, table.bytes), (InUse::No, 0, 0));
     }
 
     #[test]
