@@ -218,8 +218,9 @@ async fn start(
         let gate = Gate::new(&driver_name, gate_rules(proxy), told.fence, volumes.clone(), metrics.clone());
         listening.serve(gate, metrics.clone(), parts, &late.calls, late.refuse_calls.clone());
         let close = late.close_records.clone();
+        let all = parts.clone();
         late.records.spawn("record of volumes", async move {
-            volumes.keep(file, crashes, close).await;
+            volumes.keep(file, crashes, close, || all.has_failed()).await;
             Ok(())
         });
     }

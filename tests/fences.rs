@@ -449,10 +449,11 @@ async fn an_override_outlives_the_agent_and_its_end_does_too() {
     agent.kill().await;
     agent = self::agent(&bed, &PATIENT);
     agent.logs("override kept from before the restart").await;
-    eventually("asked", || ask(&bed, "status", &[]).1.contains("kept from before the restart")).await;
+    eventually("asked", || status(&bed).contains("\"fromBefore\":true")).await;
     assert!(stage(&bed, "a").await.unwrap_err().message().contains("cable swap"));
     let shown = ask(&bed, "status", &[]).1;
-    for words in ["on for another 9m", "cable swap", "uid ", "kept from before the restart"] {
+    // Long ones are wrapped anywhere.
+    for words in ["on for another 9m", "cable swap", "uid ", "restart"] {
         assert!(shown.contains(words), "no {words:?} in\n{shown}");
     }
     assert_eq!(ask(&bed, "fence", &["auto"]).0, 0);
@@ -528,4 +529,21 @@ async fn after_three_crashes_a_deregister_that_was_asked_for_goes_on() {
     }
     kubelet.registered().await;
     assert_eq!(announced(&agent), driver_socket(&bed).display().to_string());
+}
+
+/// A part that fails ends the agent in good order, which is a crash for whoever needs its calls answered.
+#[tokio::test]
+async fn failures_of_its_own_count_as_crashes() {
+    let bed = Bed::new();
+    let (_driver, _kubelet, mut agent) = registered(&bed, &PATIENT).await;
+    for _ in 0..3 {
+        eventually("shown", || bed.shown()).await;
+        // It is left untouched, and the agent ends.
+        fs::write(bed.at("reg/.file"), "not a socket").unwrap();
+        fs::rename(bed.at("reg/.file"), bed.registration_socket()).unwrap();
+        assert_eq!(agent.exit().await.code(), Some(1), "{}", agent.log());
+        fs::remove_file(bed.registration_socket()).unwrap();
+        agent = self::agent(&bed, &PATIENT);
+    }
+    agent.logs("stays out of the way").await;
 }

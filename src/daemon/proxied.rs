@@ -76,7 +76,7 @@ pub(super) async fn choose(wanted: Option<&ProxySettings>, node: &Node<'_>) -> a
     let crashes = loaded.crashes.clone();
     if crashes.bypass() {
         error!(
-            "this agent has ended without a word three times within ten minutes: it stays out of the way until it is started again \
+            "this agent has crashed three times within ten minutes: it stays out of the way until it is started again \
              later. The kubelet is given the driver's own socket and there is no fence; of all reactions only \
              --on-unhealthy=deregister goes on. Look at the earlier runs' logs, and report them"
         );

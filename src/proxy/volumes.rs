@@ -44,6 +44,9 @@ struct Written {
     owner: String,
     /// When the run ended in good order; missing while it goes on, and after a crash.
     ended_boot_seconds: Option<u64>,
+    /// It ended because a part of it failed: the table is whole, and the run counts as a crash.
+    #[serde(default)]
+    failed: bool,
     crashes_boot_seconds: Vec<u64>,
     gap: Option<String>,
     /// By volume ID, kind and path.
@@ -68,6 +71,17 @@ enum Held {
     NotYet,
     /// Ours, and this is what we wrote last.
     Ours(Option<Version>),
+}
+
+/// How far a run has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Run {
+    /// It goes on.
+    On,
+    /// It ends in good order, at this time since the boot in seconds.
+    Ended(u64),
+    /// Likewise, but because a part of it failed.
+    Failed(u64),
 }
 
 /// What became of a write.
@@ -129,7 +143,7 @@ impl VolumeFile {
         let _lock = self.file.lock();
         let loaded = self.load(left);
         // If it cannot be written, the next write takes it.
-        drop(self.write(&loaded.places, loaded.completeness, &loaded.crashes, None));
+        drop(self.write(&loaded.places, loaded.completeness, &loaded.crashes, Run::On));
         loaded
     }
 
@@ -141,7 +155,7 @@ impl VolumeFile {
         }
         // Whatever its end, it may have heard more than it wrote.
         let Loaded { places, .. } = self.load(Left::Nothing);
-        drop(self.write(&places, Completeness::Incomplete(Gap::NotFollowed), crashes, None));
+        drop(self.write(&places, Completeness::Incomplete(Gap::NotFollowed), crashes, Run::On));
         Some(places)
     }
 
@@ -184,7 +198,8 @@ impl VolumeFile {
             return loaded(Before::Odd, Vec::new(), Crashes::default(), Some(trouble));
         };
         let ended = written.ended_boot_seconds;
-        let crashed = (ended.is_none() && left != Left::Served).then_some(written.crashes_boot_seconds.as_slice());
+        let crashed = ended.is_none() && left != Left::Served || written.failed;
+        let crashed = crashed.then_some(written.crashes_boot_seconds.as_slice());
         let before = match (ended, left) {
             // An end in good order removes the socket: this is the word of a run before the last, which could write none of its own.
             (Some(_), Left::Dead | Left::Served) => Before::Odd,
@@ -216,7 +231,7 @@ impl VolumeFile {
             Ok(None) => return Ok(()),
             Ok(Some(_)) | Err(_) => self.load(Left::Nothing),
         };
-        let ended = Some(since_boot().as_secs());
+        let ended = Run::Ended(since_boot().as_secs());
         self.write(&places, Completeness::Incomplete(Gap::NotFollowed), &crashes, ended)
     }
 
@@ -228,27 +243,15 @@ impl VolumeFile {
         }
     }
 
-    fn save(
-        &self,
-        places: &[Place],
-        completeness: Completeness,
-        crashes: &Crashes,
-        ended: Option<u64>,
-    ) -> io::Result<Saved> {
+    fn save(&self, places: &[Place], completeness: Completeness, crashes: &Crashes, run: Run) -> io::Result<Saved> {
         let _lock = self.file.lock();
         if !self.is_ours() {
             return Ok(Saved::Theirs);
         }
-        self.write(places, completeness, crashes, ended).map(|()| Saved::Ours)
+        self.write(places, completeness, crashes, run).map(|()| Saved::Ours)
     }
 
-    fn write(
-        &self,
-        places: &[Place],
-        completeness: Completeness,
-        crashes: &Crashes,
-        ended: Option<u64>,
-    ) -> io::Result<()> {
+    fn write(&self, places: &[Place], completeness: Completeness, crashes: &Crashes, run: Run) -> io::Result<()> {
         let Some(boot_id) = self.boot_id.clone() else {
             return Err(io::Error::other(
                 "the boot's ID is unknown, so the table could not be told from an older boot's",
@@ -265,7 +268,11 @@ impl VolumeFile {
             driver: self.driver.clone(),
             boot_id,
             owner: self.owner.clone(),
-            ended_boot_seconds: ended,
+            ended_boot_seconds: match run {
+                Run::On => None,
+                Run::Ended(at) | Run::Failed(at) => Some(at),
+            },
+            failed: matches!(run, Run::Failed(_)),
             crashes_boot_seconds: crashes.seconds().to_vec(),
             gap: match completeness {
                 Completeness::Complete => None,
@@ -378,9 +385,9 @@ impl Volumes {
         CallUnderWay { volumes: self.clone(), id: Some(id), asked: None }
     }
 
-    /// Whether there may be volumes that the table does not know.
+    /// Whether the driver's answers about volumes could tell the table something.
     pub fn can_learn(&self) -> bool {
-        self.look(|table| table.completeness() != Completeness::Complete)
+        self.look(VolumeTable::can_learn)
     }
 
     /// A question about a volume published at `target` is about to be forwarded.
@@ -424,8 +431,14 @@ impl Volumes {
     }
 
     /// Keeps the table in `file` until `stop`, which must come after the last call, as long as the file is not another agent's.
-    /// Ends with the word that all is written.
-    pub async fn keep(self, file: VolumeFile, crashes: Crashes, stop: CancellationToken) {
+    /// Ends with the word that all is written, and whether the run `failed`.
+    pub async fn keep(
+        self,
+        file: VolumeFile,
+        crashes: Crashes,
+        stop: CancellationToken,
+        failed: impl Fn() -> bool + Send,
+    ) {
         let (mut lane, mut quiet) = (Lane::new("volumes"), Quiet::default());
         let (mut changes, mut returns) = (self.changes(), self.put_back.subscribe());
         let mut theirs = false;
@@ -438,8 +451,12 @@ impl Volumes {
                 theirs = false;
             }
             if !theirs && (self.lock().take_dirty() || stopped) {
-                let ended = stopped.then(|| since_boot().as_secs());
-                match self.save(&file, &crashes, ended, &mut lane).await {
+                let run = match stopped {
+                    false => Run::On,
+                    true if failed() => Run::Failed(since_boot().as_secs()),
+                    true => Run::Ended(since_boot().as_secs()),
+                };
+                match self.save(&file, &crashes, run, &mut lane).await {
                     Ok(Saved::Ours) => {
                         if quiet.end() {
                             info!(state.path = %file.path().display(), "the table of volumes is kept again");
@@ -484,17 +501,11 @@ impl Volumes {
     }
 
     /// Writes the table as it is now. What is on disk when that fails is old, would be believed after a crash, and is set aside.
-    async fn save(
-        &self,
-        file: &VolumeFile,
-        crashes: &Crashes,
-        ended: Option<u64>,
-        lane: &mut Lane,
-    ) -> Result<Saved, String> {
+    async fn save(&self, file: &VolumeFile, crashes: &Crashes, run: Run, lane: &mut Lane) -> Result<Saved, String> {
         let (places, completeness): (Vec<Place>, _) =
             self.look(|table| (table.places().collect(), table.completeness()));
         let (keeper, past) = (file.clone(), crashes.clone());
-        let saved = lane.run(WRITE_TIMEOUT, move || keeper.save(&places, completeness, &past, ended)).await;
+        let saved = lane.run(WRITE_TIMEOUT, move || keeper.save(&places, completeness, &past, run)).await;
         let trouble = match saved {
             Ok(Ok(saved)) => return Ok(saved),
             Ok(Err(error)) => error.to_string(),
@@ -559,6 +570,7 @@ mod tests {
         }
 
         fn save(&self, ended: Option<u64>) {
+            let ended = ended.map_or(Run::On, Run::Ended);
             self.file().save(&[place()], Completeness::Complete, &Crashes::default(), ended).unwrap();
         }
     }
@@ -582,6 +594,19 @@ mod tests {
             assert_eq!((&loaded.places, loaded.completeness), (&vec![place()], completeness));
             assert_eq!(loaded.crashes.seconds().len(), crashes);
             assert!(loaded.trouble.is_none());
+        }
+    }
+
+    #[test]
+    fn a_run_that_ends_by_a_failure_of_its_own_counts_as_a_crash_and_leaves_a_whole_table() {
+        let bed = Bed::new();
+        let mut crashes = Crashes::default();
+        for number in 1..=3 {
+            let at = DAY + number;
+            bed.file().write(&[place()], Completeness::Complete, &crashes, Run::Failed(at)).unwrap();
+            let loaded = bed.file().judge(at, Left::Nothing);
+            assert_eq!((loaded.completeness, loaded.crashes.bypass()), (Completeness::Complete, number == 3));
+            crashes = loaded.crashes;
         }
     }
 
@@ -616,7 +641,7 @@ mod tests {
         let bed = Bed::new();
         let (old, new) = (bed.file(), bed.file());
         let save = |file: &VolumeFile, places: &[Place]| {
-            file.save(places, Completeness::Complete, &Crashes::default(), Some(since_boot().as_secs())).unwrap()
+            file.save(places, Completeness::Complete, &Crashes::default(), Run::Ended(since_boot().as_secs())).unwrap()
         };
         let text = || fs::read_to_string(bed.file().path()).unwrap();
         old.take_over(Left::Nothing);
@@ -649,7 +674,7 @@ mod tests {
         let lost = VolumeFile { boot_id: None, ..bed.file() };
         let stop = CancellationToken::new();
         stop.cancel();
-        Volumes::new(VolumeTable::new(Completeness::Complete)).keep(lost, Crashes::default(), stop).await;
+        Volumes::new(VolumeTable::new(Completeness::Complete)).keep(lost, Crashes::default(), stop, || false).await;
         assert!(!bed.file().path().exists());
         assert!(bed.file().path().with_extension("json.odd-1").exists(), "and nothing is lost");
     }
@@ -660,7 +685,7 @@ mod tests {
         bed.save(Some(DAY));
         let lost = VolumeFile { boot_id: None, ..bed.file() };
         assert_eq!(lost.judge(DAY, Left::Nothing).completeness, Completeness::Incomplete(Gap::NotFollowed));
-        assert!(lost.save(&[], Completeness::Complete, &Crashes::default(), None).is_err());
+        assert!(lost.save(&[], Completeness::Complete, &Crashes::default(), Run::On).is_err());
     }
 
     #[test]
@@ -755,7 +780,7 @@ mod tests {
         let bed = Bed::new();
         let volumes = Volumes::new(VolumeTable::new(Completeness::Complete));
         let stop = CancellationToken::new();
-        let keeping = volumes.clone().keep(bed.file(), Crashes::default(), stop.clone());
+        let keeping = volumes.clone().keep(bed.file(), Crashes::default(), stop.clone(), || false);
         let calls = async {
             let call = volumes.begin(&stage());
             wait_for(&bed, |places| places.len() == 1).await;
@@ -781,7 +806,7 @@ mod tests {
         let file = VolumeFile::new(&folder, DRIVER, bed.0.path());
         let volumes = Volumes::new(VolumeTable::new(Completeness::Complete));
         let stop = CancellationToken::new();
-        let keeping = volumes.clone().keep(file.clone(), Crashes::default(), stop.clone());
+        let keeping = volumes.clone().keep(file.clone(), Crashes::default(), stop.clone(), || false);
         let calls = async {
             volumes.begin(&stage()).ended(0);
             sleep(Duration::from_millis(200)).await;
