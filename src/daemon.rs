@@ -2,6 +2,7 @@
 
 mod fence;
 mod health;
+mod overrides;
 mod proxied;
 mod reload;
 pub(crate) mod rules;
@@ -15,8 +16,10 @@ use crate::http::{self, Diagnostics, LivenessEndpoints};
 use crate::known_ports::KnownPorts;
 use crate::liveness::{Asked, Liveness};
 use crate::metrics::Metrics;
+use crate::override_file::OverrideFile;
 use crate::parts::Parts;
 use crate::policy::admission::Admission;
+use crate::policy::fence_override::Forced;
 use crate::policy::reaction::{Reaction, Rules};
 use crate::policy::registration::RegistrationTimings;
 use crate::policy::volumes::{Completeness, Gap, VolumeTable};
@@ -28,7 +31,8 @@ use crate::state_file::StateFile;
 use crate::status::server::Sources;
 use crate::status::{self as status_socket};
 use anyhow::{Context, anyhow};
-use health::{HealthPart, Heard};
+use health::{HealthPart, Heard, Kept};
+use overrides::Overrides;
 use proxied::{Proxied, Way};
 use rules::asks;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -147,6 +151,7 @@ async fn start(
         Way::Around => (None, false),
         Way::Bypass => (None, true),
     };
+    metrics.set_bypass(bypass);
     let volumes = match &proxied {
         Some(proxied) => proxied.volumes.clone(),
         None => Volumes::new(VolumeTable::new(Completeness::Incomplete(Gap::NotFollowed))),
@@ -165,7 +170,13 @@ async fn start(
         let (changes, changed) = mpsc::channel(1);
         let heard = Heard { changes: changed, volumes: volumes.clone(), orders: ordered };
         let known = known_ports(&settings.state_folder, &driver_name);
-        let told = HealthPart::start(&health, rules, (state, known), heard, metrics.clone(), ready, parts);
+        let word = OverrideFile::new(&settings.state_folder, &driver_name, &settings.proc_root);
+        // Without a fence there is none to put up, and what is written waits for a run that has one.
+        let forced = (proxied.is_some() || bypass).then(|| Overrides::load(&word, Instant::now())).flatten();
+        let forced = forced.filter(|word| proxied.is_some() || word.forced == Forced::Off);
+        let overrides = Overrides::new(proxied.is_some().then_some(word));
+        let kept = Kept { state, known, overrides, forced };
+        let told = HealthPart::start(&health, rules, kept, heard, metrics.clone(), ready, parts);
         if let Some(source) = &settings.source {
             parts.spawn("settings", reload::run(source.clone(), watched, changes, parts.clone()));
         }
@@ -179,6 +190,7 @@ async fn start(
             volumes: proxied.as_ref().map(|proxied| proxied.volumes.clone()),
             fence: told.fence.clone(),
             orders: proxied.is_some().then_some(orders),
+            bypass,
         };
         let taken = path == settings.driver_socket
             || proxied::same_file(&path, &settings.driver_socket)
@@ -206,8 +218,9 @@ async fn start(
         let gate = Gate::new(&driver_name, gate_rules(proxy), told.fence, volumes.clone(), metrics.clone());
         listening.serve(gate, metrics.clone(), parts, &late.calls, late.refuse_calls.clone());
         let close = late.close_records.clone();
+        let all = parts.clone();
         late.records.spawn("record of volumes", async move {
-            volumes.keep(file, crashes, close).await;
+            volumes.keep(file, crashes, close, || all.has_failed()).await;
             Ok(())
         });
     }

@@ -1,8 +1,9 @@
 //! What the health part knows, for people.
 
 use crate::config::probes::ProbeSettings;
+use crate::policy::fence_override::Override;
 use crate::policy::outcome::{Health, Outcome};
-use crate::policy::reaction::{Override, Reaction};
+use crate::policy::reaction::Reaction;
 use crate::probe::observed::Observed;
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,13 +1,21 @@
 //! Small files of ours that outlast a restart: opened without following links, owner checked, size capped, written in one step.
 //! Whatever else is in their place is set aside under another name, and is never fatal.
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat};
+use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, flock, fstat, openat};
 use rustix::time::{ClockId, clock_gettime};
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::{Duration, Instant};
+
+/// Another agent holds the folder for one write of a small file. Whoever holds it for longer is none.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Between two tries at the folder's lock.
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// A file in our own hands.
 #[derive(Debug, Clone)]
@@ -37,6 +45,21 @@ pub enum LoadError {
         /// Its new name.
         aside: PathBuf,
     },
+}
+
+/// Which writing of a file it is: each makes a new one, and an inode that is used again has another time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Version {
+    device: u64,
+    inode: u64,
+    changed: (i64, i64),
+}
+
+/// The folder, held against other agents of the same driver until this is dropped.
+#[derive(Debug)]
+#[must_use = "dropped, it is not held any more"]
+pub struct FolderLock {
+    _folder: Option<OwnedFd>,
 }
 
 enum Problem {
@@ -93,6 +116,38 @@ impl KeptFile {
         new.write_all(text)?;
         new.persist(&self.path).map_err(|error| error.error)?;
         Ok(())
+    }
+
+    /// Removes it.
+    ///
+    /// # Errors
+    /// The operating system's. That nothing is there is none.
+    pub fn remove(&self) -> io::Result<()> {
+        match fs::remove_file(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Which one is there now.
+    pub fn version(&self) -> Option<Version> {
+        let file = fs::symlink_metadata(&self.path).ok()?;
+        Some(Version { device: file.dev(), inode: file.ino(), changed: (file.ctime(), file.ctime_nsec()) })
+    }
+
+    /// Holds the file's folder, so that of two agents one after the other reads and writes. Blocks for a second at most, and then
+    /// goes on without: a lock that cannot be had (a file system without, a stranger who keeps it) must not stop anything.
+    pub fn lock(&self) -> FolderLock {
+        let folder = self.path.parent().unwrap_or(Path::new("."));
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let Ok(folder) = openat(CWD, folder, flags, Mode::empty()) else { return FolderLock { _folder: None } };
+        let until = since_boot() + LOCK_PATIENCE;
+        while flock(&folder, FlockOperation::NonBlockingLockExclusive) == Err(rustix::io::Errno::WOULDBLOCK)
+            && since_boot() < until
+        {
+            thread::sleep(LOCK_PAUSE);
+        }
+        FolderLock { _folder: Some(folder) }
     }
 
     fn look(&self) -> Result<Option<Vec<u8>>, Problem> {
@@ -185,6 +240,28 @@ impl BootClock {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_is_held_by_one_at_a_time_and_nobody_waits_for_ever() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = KeptFile::new(folder.path().join("x"), 100);
+        let held = file.lock();
+        let other = file.clone();
+        let waits = thread::spawn(move || {
+            let _lock = other.lock();
+            other.replace(b"second").unwrap();
+        });
+        thread::sleep(Duration::from_millis(50));
+        file.replace(b"first").unwrap();
+        let before = file.version();
+        drop(held);
+        waits.join().unwrap();
+        assert_eq!(fs::read(file.path()).unwrap(), b"second");
+        assert_ne!(file.version(), before, "another one");
+        let _held = file.lock();
+        drop(file.lock());
+        drop(KeptFile::new("/nowhere/x".into(), 100).lock());
+    }
 
     #[test]
     fn moments_that_cannot_be_are_now() {

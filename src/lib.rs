@@ -18,6 +18,7 @@ pub mod kept_file;
 pub mod known_ports;
 pub mod liveness;
 pub mod metrics;
+pub mod override_file;
 pub mod parts;
 pub mod path_watch;
 pub mod policy;

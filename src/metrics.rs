@@ -42,6 +42,8 @@ struct Families {
     kubelet_silence: IntCounter,
     publications: IntCounter,
     fenced: IntGaugeVec,
+    fence_override: IntGaugeVec,
+    bypass: IntGauge,
     fence_refusals: IntCounterVec,
     volumes: IntGauge,
     proxy_calls: IntGauge,
@@ -144,6 +146,20 @@ impl Metrics {
                 ),
                 &registry,
             ),
+            fence_override: known_good(
+                IntGaugeVec::new(
+                    in_ours("fence_override", "1 while an operator's override holds, by what it says; else 0."),
+                    &["driver_name", "fence"],
+                ),
+                &registry,
+            ),
+            bypass: known_good(
+                IntGauge::with_opts(in_ours(
+                    "bypass",
+                    "1 while the agent stays out of the way after three crashes of its own; else 0.",
+                )),
+                &registry,
+            ),
             fence_refusals: known_good(
                 IntCounterVec::new(in_ours("fence_refusals_total", "Calls that the fence refused."), &["method"]),
                 &registry,
@@ -186,7 +202,7 @@ impl Metrics {
         self.0.calls.with_label_values(&[self.driver(), method, code::name(code)]).observe(took.as_secs_f64());
     }
 
-    /// One call that passed the proxy. Methods of no CSI service count as one, as anybody may make them up.
+    /// One call that passed the proxy, by its full method as every CSI sidecar gives it. Methods of no CSI service count as one.
     pub fn observe_proxied(&self, method: &str, code: tonic::Code, took: Duration) {
         let method = if is_csi(method) { method } else { OTHER_METHOD };
         self.0.calls.with_label_values(&[self.driver(), method, code::name(code)]).observe(took.as_secs_f64());
@@ -197,6 +213,18 @@ impl Metrics {
         for one in ["health", "override"] {
             self.0.fenced.with_label_values(&[self.driver(), one]).set((by == Some(one)).into());
         }
+    }
+
+    /// An operator's override holds, `on` or `off`; or `None`: there is none.
+    pub fn set_override(&self, word: Option<&str>) {
+        for one in ["on", "off"] {
+            self.0.fence_override.with_label_values(&[self.driver(), one]).set((word == Some(one)).into());
+        }
+    }
+
+    /// Whether the agent stays out of the way after crashes of its own.
+    pub fn set_bypass(&self, bypass: bool) {
+        self.0.bypass.set(bypass.into());
     }
 
     /// The fence refused a call of this method.
@@ -293,7 +321,12 @@ impl Default for Metrics {
     }
 }
 
-/// Whether the specification has the method. Anybody who may call can make up others.
+/// Whether the specification has the method. Anybody who may call can make up others, and each would be a histogram for ever.
+///
+/// A driver that serves controller and node over one socket is called by the controller's sidecars, too. The methods are those of
+/// version 1.12 and those that its master branch has beyond it.
+///
+/// Source: <https://github.com/container-storage-interface/spec/blob/master/csi.proto>
 fn is_csi(method: &str) -> bool {
     let Some((service, name)) = method.strip_prefix("/csi.v1.").and_then(|rest| rest.split_once('/')) else {
         return false;
@@ -311,6 +344,35 @@ fn is_csi(method: &str) -> bool {
                 | "NodeGetCapabilities"
                 | "NodeGetInfo"
         ),
+        "Controller" => matches!(
+            name,
+            "CreateVolume"
+                | "DeleteVolume"
+                | "ControllerPublishVolume"
+                | "ControllerUnpublishVolume"
+                | "ValidateVolumeCapabilities"
+                | "ListVolumes"
+                | "GetCapacity"
+                | "ControllerGetCapabilities"
+                | "CreateSnapshot"
+                | "DeleteSnapshot"
+                | "ListSnapshots"
+                | "GetSnapshot"
+                | "ControllerExpandVolume"
+                | "ControllerGetVolume"
+                | "ControllerModifyVolume"
+                | "ControllerListVolumeHealth"
+                | "ControllerGetVolumeHealth"
+                | "ControllerGetNodeInfo"
+        ),
+        "GroupController" => matches!(
+            name,
+            "GroupControllerGetCapabilities"
+                | "CreateVolumeGroupSnapshot"
+                | "DeleteVolumeGroupSnapshot"
+                | "GetVolumeGroupSnapshot"
+        ),
+        "SnapshotMetadata" => matches!(name, "GetMetadataAllocated" | "GetMetadataDelta"),
         _ => false,
     }
 }
@@ -373,6 +435,27 @@ mod tests {
         ] {
             assert!(text.contains(line), "no {line:?} in\n{text}");
         }
+    }
+
+    #[test]
+    fn proxied_calls_go_by_their_full_method_and_those_of_no_csi_service_count_as_one() {
+        let metrics = Metrics::new();
+        for method in [
+            "/csi.v1.Node/NodeStageVolume",
+            "/csi.v1.Controller/CreateVolume",
+            "/csi.v1.GroupController/GetVolumeGroupSnapshot",
+            "/csi.v1.SnapshotMetadata/GetMetadataDelta",
+        ] {
+            metrics.observe_proxied(method, tonic::Code::Ok, Duration::ZERO);
+            assert!(metrics.render().contains(&format!("method_name=\"{method}\"")), "{method}");
+        }
+        for made_up in 0..100 {
+            metrics.observe_proxied(&format!("/csi.v1.Controller/Made{made_up}"), tonic::Code::Ok, Duration::ZERO);
+            metrics.observe_proxied(&format!("/x.v{made_up}.Node/NodeStageVolume"), tonic::Code::Ok, Duration::ZERO);
+        }
+        let text = metrics.render();
+        assert!(text.contains("method_name=\"other\"} 200"), "{text}");
+        assert_eq!(text.matches("csi_sidecar_operations_seconds_count{").count(), 5, "bounded");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The running parts: one token stops all, one tracker waits for all, and the first failure ends the process.
 
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::task::AbortHandle;
@@ -17,18 +18,24 @@ pub struct Parts {
     stop: CancellationToken,
     tracker: TaskTracker,
     failure: Arc<Mutex<Option<(&'static str, Fatal)>>>,
+    failed: Arc<AtomicBool>,
 }
 
 impl Parts {
     /// Nothing runs yet; `stop` ends all.
     pub fn new(stop: CancellationToken) -> Self {
-        Self { stop, tracker: TaskTracker::new(), failure: Arc::default() }
+        Self { stop, tracker: TaskTracker::new(), failure: Arc::default(), failed: Arc::default() }
     }
 
     /// A set of its own for connections that are to end later than the rest: it shares the stop and the failure, and
     /// [`Self::finished`] waits for it alone.
     pub fn apart(&self) -> Self {
-        Self { stop: self.stop.clone(), tracker: TaskTracker::new(), failure: Arc::clone(&self.failure) }
+        Self { tracker: TaskTracker::new(), ..self.clone() }
+    }
+
+    /// Whether a part has failed or panicked, so that all must end.
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
     }
 
     /// Waits until all connections of this set have ended, or `grace` has passed.
@@ -44,8 +51,7 @@ impl Parts {
 
     /// Runs a part. When it fails or panics, everything stops.
     pub fn spawn(&self, name: &'static str, part: impl Future<Output = Result<(), Fatal>> + Send + 'static) {
-        let on_panic =
-            PanicStops { stop: self.stop.clone(), failure: Arc::clone(&self.failure), name, finished: false };
+        let on_panic = PanicStops { parts: self.clone(), name, finished: false };
         self.tracker.spawn(async move {
             let mut on_panic = on_panic;
             if let Err(error) = part.await {
@@ -78,16 +84,17 @@ impl Parts {
 
 /// Records a failure, and stops all when its part is dropped unfinished (a panic unwinds through it).
 struct PanicStops {
-    stop: CancellationToken,
-    failure: Arc<Mutex<Option<(&'static str, Fatal)>>>,
+    parts: Parts,
     name: &'static str,
     finished: bool,
 }
 
 impl PanicStops {
     fn fail(&self, error: impl Into<Fatal>) {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert((self.name, error.into()));
-        self.stop.cancel();
+        let Parts { failure, failed, stop, .. } = &self.parts;
+        failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert((self.name, error.into()));
+        failed.store(true, Ordering::Relaxed);
+        stop.cancel();
     }
 }
 
@@ -112,7 +119,9 @@ mod tests {
             stop.cancelled().await;
             Ok(())
         });
+        let all = parts.clone();
         let (name, error) = parts.stopped(Duration::from_secs(10)).await.unwrap_err();
+        assert!(all.has_failed() && all.apart().has_failed(), "also after it was told");
         assert_eq!((name, error.to_string().as_str()), ("a", "broken"));
     }
 

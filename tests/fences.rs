@@ -35,10 +35,23 @@ fn agent_before(bed: &Bed, gap: &str) {
         r#"{{"schema":1,"driver":"{DRIVER}","bootId":"{}","endedBootSeconds":{now},"crashesBootSeconds":[],"gap":{gap},"volumes":{{}}}}"#,
         boot.trim()
     );
-    fs::write(bed.at("state").join(format!("{DRIVER}-warden-volumes.json")), text).unwrap();
+    fs::write(table(bed), text).unwrap();
+}
+
+fn table(bed: &Bed) -> PathBuf {
+    bed.at("state").join(format!("{DRIVER}-warden-volumes.json"))
 }
 
 fn agent(bed: &Bed, flags: &[&str]) -> Agent {
+    agent_that_logs_to(bed, flags, "agent.log")
+}
+
+/// A second agent of the same driver, as a surge update starts it beside the first.
+fn successor(bed: &Bed, flags: &[&str]) -> Agent {
+    agent_that_logs_to(bed, flags, "successor.log")
+}
+
+fn agent_that_logs_to(bed: &Bed, flags: &[&str], log: &str) -> Agent {
     let socket = driver_socket(bed);
     let mut all = vec![
         format!("--csi-address={}", socket.display()),
@@ -46,7 +59,7 @@ fn agent(bed: &Bed, flags: &[&str]) -> Agent {
         "--on-unhealthy=fence-then-deregister".to_owned(),
     ];
     all.extend(flags.iter().map(|flag| (*flag).to_owned()));
-    bed.watching_agent(&all.iter().map(String::as_str).collect::<Vec<_>>())
+    Agent::start(bed.watching_command(&all.iter().map(String::as_str).collect::<Vec<_>>()), bed.at(log))
 }
 
 fn proxy_socket(bed: &Bed) -> PathBuf {
@@ -89,10 +102,14 @@ async fn let_out(bed: &Bed, volume: &str) {
 }
 
 /// Two ERRORs that count.
-async fn break_it(bed: &Bed) {
+async fn break_and_tell(bed: &Bed) {
     bed.health("ERROR mlx5_0 port 1 is DOWN");
     tokio::time::sleep(Duration::from_millis(60)).await;
     bed.health("ERROR mlx5_0 port 1 is DOWN");
+}
+
+async fn break_it(bed: &Bed) {
+    break_and_tell(bed).await;
     eventually("the fence", || status(bed).contains("\"up\":true")).await;
 }
 
@@ -319,6 +336,8 @@ async fn after_three_crashes_it_stays_out_of_the_way_for_one_run() {
     }
     assert_eq!(announced(&agent), driver_socket(&bed).display().to_string(), "{}", agent.log());
     assert!(agent.log().contains("stays out of the way"), "{}", agent.log());
+    let shown = ask(&bed, "status", &[]).1;
+    assert!(shown.contains("after three crashes of this agent"), "{shown}");
     // It observes, whatever it sees.
     for _ in 0..2 {
         bed.health("ERROR broken");
@@ -378,4 +397,153 @@ async fn the_drivers_socket_is_never_taken_for_one_of_ours() {
     let after = fs::metadata(bed.driver_socket()).unwrap();
     assert_eq!(std::os::unix::fs::MetadataExt::ino(&before), std::os::unix::fs::MetadataExt::ino(&after));
     assert!(fs::symlink_metadata(link).unwrap().is_symlink());
+}
+
+#[tokio::test]
+async fn the_end_of_an_agent_that_handed_over_leaves_its_successors_table_alone() {
+    let bed = Bed::new();
+    let (_driver, _kubelet, mut old) = registered(&bed, &PATIENT).await;
+    stage(&bed, "a").await.unwrap();
+    let mut new = successor(&bed, &PATIENT);
+    new.logs("the kubelet has registered the driver").await;
+    stage(&bed, "b").await.unwrap();
+    eventually("kept", || fs::read_to_string(table(&bed)).unwrap().contains("\"b\"")).await;
+    assert!(old.terminate().await.success());
+    new.kill().await;
+    let third = agent(&bed, &PATIENT);
+    third.logs("volumes in use at the start").await;
+    eventually("both", || status(&bed).matches("\"volume\":").count() == 2).await;
+}
+
+#[tokio::test]
+async fn an_agent_that_gets_the_calls_back_knows_what_its_successor_let_in_and_out() {
+    let bed = Bed::new();
+    let (_driver, _kubelet, old) = registered(&bed, &PATIENT).await;
+    stage(&bed, "a").await.unwrap();
+    publish(&bed, "a").await.unwrap();
+    let mut new = successor(&bed, &PATIENT);
+    new.logs("the kubelet has registered the driver").await;
+    let_out(&bed, "a").await;
+    stage(&bed, "b").await.unwrap();
+    eventually("kept", || status(&bed).contains("\"volume\":\"b\"") && !status(&bed).contains("\"volume\":\"a\""))
+        .await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    new.kill().await;
+    old.logs("another agent had the calls for a while").await;
+    break_and_tell(&bed).await;
+    eventually("the fence", || old.log().contains("the fence is up")).await;
+    assert!(stage(&bed, "a").await.is_err(), "it went out by way of the other agent");
+    stage(&bed, "b").await.unwrap();
+    eventually("an operator is heard again", || ask(&bed, "fence", &["auto"]).0 == 0).await;
+    eventually("shown", || bed.shown()).await;
+    let before = bed.identity();
+    steadily("registered, as b is in use", Duration::from_secs(1), || bed.identity() == before).await;
+}
+
+/// In the middle of a repair the agent is killed for its memory, or a rollout replaces it.
+#[tokio::test]
+async fn an_override_outlives_the_agent_and_its_end_does_too() {
+    let bed = Bed::new();
+    let (_driver, _kubelet, mut agent) = registered(&bed, &PATIENT).await;
+    assert_eq!(ask(&bed, "fence", &["on", "--for=10m", "--reason=cable swap"]).0, 0);
+    agent.kill().await;
+    agent = self::agent(&bed, &PATIENT);
+    agent.logs("override kept from before the restart").await;
+    eventually("asked", || status(&bed).contains("\"fromBefore\":true")).await;
+    assert!(stage(&bed, "a").await.unwrap_err().message().contains("cable swap"));
+    let shown = ask(&bed, "status", &[]).1;
+    // Long ones are wrapped anywhere.
+    for words in ["on for another 9m", "cable swap", "uid ", "restart"] {
+        assert!(shown.contains(words), "no {words:?} in\n{shown}");
+    }
+    assert_eq!(ask(&bed, "fence", &["auto"]).0, 0);
+    stage(&bed, "a").await.unwrap();
+    let_out(&bed, "a").await;
+    // Broken, and so repaired: it must not be withdrawn meanwhile.
+    break_it(&bed).await;
+    assert_eq!(ask(&bed, "fence", &["off", "--for=10m", "--reason=trying it out"]).0, 0);
+    assert!(agent.terminate().await.success());
+    agent = self::agent(&bed, &PATIENT);
+    eventually("the override", || status(&bed).contains("\"fence\":\"off\"")).await;
+    eventually("shown", || bed.shown()).await;
+    stage(&bed, "a").await.unwrap();
+    let before = bed.identity();
+    steadily("registered", Duration::from_secs(1), || bed.identity() == before).await;
+    // Its time goes on while nobody is there.
+    assert_eq!(ask(&bed, "fence", &["off", "--for=1500ms", "--reason=trying it out"]).0, 0);
+    agent.kill().await;
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    let _agent = self::agent(&bed, &PATIENT);
+    eventually("the fence", || status(&bed).contains("\"up\":true")).await;
+    assert!(!bed.at("state").join(format!("{DRIVER}-warden-override.json")).exists());
+}
+
+#[tokio::test]
+async fn an_override_that_cannot_be_written_down_holds_and_the_operator_is_told() {
+    let bed = Bed::new();
+    let (_driver, _kubelet, agent) = registered(&bed, &[]).await;
+    // A rename does not go over a folder.
+    fs::create_dir(bed.at("state").join(format!("{DRIVER}-warden-override.json"))).unwrap();
+    let (code, told) = ask(&bed, "fence", &["on", "--for=10m", "--reason=cable swap"]);
+    assert_eq!(code, 0);
+    assert!(told.contains("if the agent restarts, the override ends with it"), "{told}");
+    assert!(stage(&bed, "a").await.is_err());
+    assert!(agent.log().contains("cannot keep the operator's override"), "{}", agent.log());
+}
+
+#[tokio::test]
+async fn what_an_operator_told_the_successor_holds_when_the_calls_come_back() {
+    let bed = Bed::new();
+    let (_driver, _kubelet, old) = registered(&bed, &PATIENT).await;
+    assert_eq!(ask(&bed, "fence", &["on", "--for=10m", "--reason=cable swap"]).0, 0);
+    let mut new = successor(&bed, &PATIENT);
+    new.logs("the kubelet has registered the driver").await;
+    eventually("kept", || status(&bed).contains("cable swap")).await;
+    assert_eq!(ask(&bed, "fence", &["auto"]).0, 0);
+    stage(&bed, "a").await.unwrap();
+    new.kill().await;
+    old.logs("the operator's override was ended while another agent had the calls").await;
+    eventually("nothing is refused", || !old.log().rsplit("the fence is").next().unwrap().starts_with(" up")).await;
+    stage(&bed, "b").await.unwrap();
+}
+
+/// Our crashes say nothing against what needs no proxy, and a driver that was withdrawn must not come back by them.
+#[tokio::test]
+async fn after_three_crashes_a_deregister_that_was_asked_for_goes_on() {
+    let bed = Bed::new();
+    let flags = ["--on-unhealthy=deregister"];
+    let (_driver, mut kubelet, mut agent) = registered(&bed, &flags).await;
+    break_and_tell(&bed).await;
+    kubelet.deregistered().await;
+    for _ in 0..3 {
+        agent.kill().await;
+        fs::remove_file(bed.at("agent.log")).unwrap();
+        agent = self::agent(&bed, &flags);
+        agent.logs("status socket open").await;
+    }
+    assert!(agent.log().contains("stays out of the way"), "{}", agent.log());
+    steadily("withdrawn", Duration::from_secs(1), || !bed.shown()).await;
+    for _ in 0..2 {
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        bed.health("OK");
+    }
+    kubelet.registered().await;
+    assert_eq!(announced(&agent), driver_socket(&bed).display().to_string());
+}
+
+/// A part that fails ends the agent in good order, which is a crash for whoever needs its calls answered.
+#[tokio::test]
+async fn failures_of_its_own_count_as_crashes() {
+    let bed = Bed::new();
+    let (_driver, _kubelet, mut agent) = registered(&bed, &PATIENT).await;
+    for _ in 0..3 {
+        eventually("shown", || bed.shown()).await;
+        // It is left untouched, and the agent ends.
+        fs::write(bed.at("reg/.file"), "not a socket").unwrap();
+        fs::rename(bed.at("reg/.file"), bed.registration_socket()).unwrap();
+        assert_eq!(agent.exit().await.code(), Some(1), "{}", agent.log());
+        fs::remove_file(bed.registration_socket()).unwrap();
+        agent = self::agent(&bed, &PATIENT);
+    }
+    agent.logs("stays out of the way").await;
 }

@@ -36,6 +36,8 @@ fn fully_used() -> Metrics {
     metrics.count_silence();
     metrics.observe_proxied("/csi.v1.Node/NodeGetInfo", tonic::Code::Ok, Duration::from_millis(1));
     metrics.set_fenced(Some("health"));
+    metrics.set_bypass(false);
+    metrics.set_override(Some("on"));
     metrics.count_fence_refusal("NodeStageVolume");
     drop((metrics.proxied_call(), metrics.proxy_connection()));
     metrics

@@ -16,7 +16,10 @@ use h2::{Reason, RecvStream};
 use http::{HeaderMap, HeaderValue, Request, Response};
 use std::collections::BTreeSet;
 use std::future::poll_fn;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
@@ -476,4 +479,136 @@ async fn a_lost_proxy_socket_comes_back_and_a_successors_stays() {
     bed.parts.stop().cancel();
     sleep(Duration::from_millis(300)).await;
     assert_eq!(inode(&bed.proxy_socket()), before, "nor is it removed at the end");
+}
+
+/// What holds connections open without a call must not use up the descriptors that calls need.
+#[tokio::test]
+async fn of_too_many_idle_connections_the_longest_idle_goes_and_one_with_a_call_stays() {
+    let mut bed = Bed::new();
+    let _driver = bed.driver();
+    bed.proxy();
+    let busy = connect(&bed.proxy_socket()).await;
+    let (hanging, _stream) = busy.clone().ready().await.unwrap().send_request(request("hang"), true).unwrap();
+    assert!(matches!(bed.seen().await, Seen::Call { .. }));
+    let stream = UnixStream::connect(bed.proxy_socket()).await.unwrap();
+    let (mut idle, io) = h2::client::handshake(stream).await.unwrap();
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    let (most, mut others) = ((limit / 4).min(1024), Vec::new());
+    let ended = async {
+        for _ in 0..most {
+            others.push(connect(&bed.proxy_socket()).await);
+        }
+        poll_fn(|context| idle.poll_ready(context)).await.err()
+    };
+    let (io, _) = timeout(PATIENCE, async { tokio::join!(io, ended) }).await.expect("nobody was told to go");
+    io.expect("a goodbye, not a broken connection");
+    let (answer, _) = others.pop().unwrap().ready().await.unwrap().send_request(request("refuse"), true).unwrap();
+    assert_eq!(status(timeout(PATIENCE, answer).await.unwrap().unwrap().headers()), "9", "the newest has its place");
+    assert!(timeout(Duration::from_millis(300), hanging).await.is_err(), "the call goes on");
+}
+
+/// Calls that wait for room count as a connection that has none. A first frame never waits, so they do not.
+#[tokio::test]
+async fn a_burst_of_calls_shares_one_connection_to_the_driver() {
+    let bed = Bed::new();
+    let connections = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&connections);
+    let _driver = bed.driver_with(move |_| {
+        counted.fetch_add(1, Ordering::Relaxed);
+    });
+    bed.proxy();
+    unary(&bed.proxy_socket(), "echo", b"first").await.unwrap();
+    let requests = connect(&bed.proxy_socket()).await;
+    for _ in 0..50 {
+        let mut answers = Vec::new();
+        for _ in 0..32 {
+            let (answer, mut stream) =
+                requests.clone().ready().await.unwrap().send_request(request("echo"), false).unwrap();
+            stream.send_data(Bytes::from_static(&[7; 500]), true).unwrap();
+            answers.push(answer);
+        }
+        for answer in answers {
+            assert_eq!(whole(answer).await.unwrap().body.len(), 500);
+        }
+    }
+    assert_eq!(connections.load(Ordering::Relaxed), 1);
+}
+
+/// What a driver on bare bytes saw: calls with their first message, and those of them that did not come in one piece.
+#[derive(Default)]
+struct Pieces {
+    whole: AtomicUsize,
+    split: AtomicUsize,
+}
+
+/// A driver that answers no call and looks all the time, so that it sees what one write brings. Ends with its connection.
+fn bare_driver(listener: &std::os::unix::net::UnixListener, pieces: &Pieces) {
+    const PREFACE: usize = 24;
+    const DATA: u8 = 0;
+    const HEADERS: u8 = 1;
+    const SETTINGS: u8 = 4;
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.write_all(&[0, 0, 0, SETTINGS, 0, 0, 0, 0, 0]).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let (mut bytes, mut skip, mut piece) = (Vec::new(), PREFACE, vec![0; 1 << 16]);
+    loop {
+        let read = match stream.read(&mut piece) {
+            Ok(0) => return,
+            Ok(read) => read,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                std::hint::spin_loop();
+                continue;
+            }
+            Err(_) => return,
+        };
+        bytes.extend_from_slice(&piece[..read]);
+        let mut kinds = Vec::new();
+        while bytes.len() >= skip + 9 {
+            let frame = &bytes[skip..];
+            let length = usize::from(frame[0]) << 16 | usize::from(frame[1]) << 8 | usize::from(frame[2]);
+            if frame.len() < 9 + length {
+                break;
+            }
+            let (kind, acknowledged) = (frame[3], frame[4] & 1 == 1);
+            if kind == SETTINGS && !acknowledged {
+                stream.write_all(&[0, 0, 0, SETTINGS, 1, 0, 0, 0, 0]).unwrap();
+            }
+            kinds.push(kind);
+            bytes.drain(..skip + 9 + length);
+            skip = 0;
+        }
+        let count = |wanted: u8| kinds.iter().filter(|kind| **kind == wanted).count();
+        pieces.split.fetch_add(count(HEADERS).saturating_sub(count(DATA)), Ordering::Relaxed);
+        pieces.whole.fetch_add(count(DATA), Ordering::Relaxed);
+    }
+}
+
+#[tokio::test]
+async fn a_calls_first_message_leaves_in_one_write_with_its_head() {
+    let bed = Bed::new();
+    let listener = std::os::unix::net::UnixListener::bind(bed.driver_socket()).unwrap();
+    let pieces = Arc::new(Pieces::default());
+    let told = Arc::clone(&pieces);
+    let driver = std::thread::spawn(move || bare_driver(&listener, &told));
+    bed.proxy();
+    let mut before = 0;
+    for call in 1..=200 {
+        let requests = connect(&bed.proxy_socket()).await;
+        let (_answer, mut stream) = requests.ready().await.unwrap().send_request(request("x"), false).unwrap();
+        stream.send_data(Bytes::from_static(b"\0\0\0\0\x04body"), true).unwrap();
+        timeout(PATIENCE, async {
+            while pieces.whole.load(Ordering::Relaxed) < call {
+                sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await
+        .expect("the driver saw no message");
+        if call == 1 {
+            // Before the driver's settings have come, nothing can be said about it.
+            before = pieces.split.load(Ordering::Relaxed);
+        }
+    }
+    assert_eq!(pieces.split.load(Ordering::Relaxed), before);
+    drop(bed);
+    drop(driver);
 }

@@ -246,6 +246,8 @@ class Bed:
             "volumes": {},
         }
         (folder / f"{DRIVER_NAME}-warden-volumes.json").write_text(json.dumps(left))
+        # An override that a check left would outlast its agent.
+        (folder / f"{DRIVER_NAME}-warden-override.json").unlink(missing_ok=True)
         # Who ends in good order takes it away; one that lies there belies the file.
         self.driver_socket.with_name(f"{DRIVER_NAME}-warden.sock").unlink(missing_ok=True)
 

@@ -5,7 +5,7 @@ use super::status::{answer_of, find_socket};
 use super::{USAGE, complain, fail, print, usage};
 use crate::config::go_duration::GoDuration;
 use crate::status::next::shown;
-use crate::status::order::FenceRequest;
+use crate::status::order::{FenceAnswer, FenceRequest};
 use anyhow::Context;
 use bytes::Bytes;
 use clap::{CommandFactory, FromArgMatches, Parser};
@@ -28,7 +28,7 @@ use std::time::Duration;
     override_usage = "csi-warden fence on|off|auto [flags]"
 )]
 struct FenceFlags {
-    /// With on and off: how long it holds; a day at most
+    /// With on and off: how long it holds, restarts of the agent included; a day at most
     #[arg(long = "for", value_name = "DURATION", default_value = "30m")]
     lasts: GoDuration,
     /// With on and off: why; shown in status, log and events
@@ -73,8 +73,12 @@ pub(super) fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
         return ExitCode::from(USAGE);
     }
     match ask(&word, &flags) {
-        Ok(Ok(())) => {
+        Ok(Ok(FenceAnswer { not_kept })) => {
             print(&done(&word, &flags));
+            if let Some(trouble) = not_kept {
+                let end = if word == "auto" { "comes back with it" } else { "ends with it" };
+                complain(&format!("csi-warden fence: if the agent restarts, the override {end}: {trouble}"));
+            }
             ExitCode::SUCCESS
         }
         Ok(Err(refusal)) => {
@@ -93,7 +97,7 @@ fn takes_value(before: Option<&OsString>) -> bool {
     before.and_then(|before| before.to_str()).is_some_and(|before| before.starts_with('-') && !before.contains('='))
 }
 
-fn ask(word: &str, flags: &FenceFlags) -> anyhow::Result<Result<(), String>> {
+fn ask(word: &str, flags: &FenceFlags) -> anyhow::Result<Result<FenceAnswer, String>> {
     let socket = match &flags.status_socket {
         Some(path) => path.clone(),
         None => find_socket()?,
@@ -109,7 +113,12 @@ fn ask(word: &str, flags: &FenceFlags) -> anyhow::Result<Result<(), String>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (status, text) =
         runtime.block_on(answer_of(&socket, request)).with_context(|| format!("cannot ask {}", socket.display()))?;
-    Ok(if status.is_success() { Ok(()) } else { Err(text.trim_end().to_owned()) })
+    // An older agent says nothing more.
+    Ok(if status.is_success() {
+        Ok(serde_json::from_str(&text).unwrap_or_default())
+    } else {
+        Err(text.trim_end().to_owned())
+    })
 }
 
 fn done(word: &str, flags: &FenceFlags) -> String {

@@ -273,6 +273,11 @@ fn table(snapshot: &Snapshot, look: Look) -> String {
     if let Some(fence) = &snapshot.fence {
         lines.extend(fence_lines(fence));
     }
+    if snapshot.bypass {
+        let words =
+            "after three crashes of this agent the kubelet calls the driver itself until the next start: no fence";
+        lines.push(("bypass", words.to_owned(), "warning"));
+    }
     if let Some(volumes) = &snapshot.volumes {
         lines.push(("volumes", volumes_in_words(volumes), ""));
     }
@@ -313,6 +318,8 @@ fn fence_lines(fence: &FenceNow) -> Vec<(&'static str, String, &'static str)> {
     if let Some(word) = &fence.r#override {
         let ends = shown(word.ends_in_seconds);
         lines.push(("override", format!("{} for another {ends}: {}", word.fence, word.reason), "warning"));
+        let kept = if word.from_before { "; kept from before the restart" } else { "" };
+        lines.push(("", format!("{}, {}{kept}", word.by, word.since), "lost"));
     }
     lines
 }
@@ -418,6 +425,7 @@ mod tests {
             next_in_seconds: Some(26.8),
         };
         let mut snapshot = Snapshot {
+            bypass: false,
             version: "0".into(),
             driver: Some("x.example.com".into()),
             fence: None,

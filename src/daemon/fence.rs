@@ -2,7 +2,8 @@
 
 use super::{info, warn};
 use crate::metrics::Metrics;
-use crate::policy::reaction::{Decision, Override, ReactionPolicy};
+use crate::policy::fence_override::Override;
+use crate::policy::reaction::{Decision, ReactionPolicy};
 use crate::proxy::gate::FenceUp;
 use time::OffsetDateTime;
 use tokio::sync::watch;
@@ -27,6 +28,7 @@ impl FencePost {
     /// Makes it so, if it is not. `cause` is what the probes say is broken.
     pub(super) fn follow(&self, decision: Decision, policy: &ReactionPolicy, cause: Option<String>, now: Instant) {
         let before = self.up();
+        self.metrics.set_override(policy.forced(now.into_std()).map(|word| word.forced.name()));
         if !decision.fenced {
             self.metrics.set_fenced(None);
             if let Some(before) = before {
@@ -57,7 +59,7 @@ impl FencePost {
 }
 
 /// The wall clock to the second, as in RFC 3339.
-fn utc_now() -> String {
+pub(super) fn utc_now() -> String {
     let now = OffsetDateTime::now_utc();
     let (date, clock) = (now.date(), now.time());
     format!(

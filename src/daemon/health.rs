@@ -1,6 +1,7 @@
 //! The part that turns outcomes into the verdict: waits, asks the policy, tells.
 
-use super::fence::FencePost;
+use super::fence::{FencePost, utc_now};
+use super::overrides::Overrides;
 use super::rules::{asks, groups, rules};
 use super::{error, info, warn};
 use crate::config::probes::{ProbeKind, ProbeSettings};
@@ -12,9 +13,10 @@ use crate::known_ports::KnownPorts;
 use crate::metrics::Metrics;
 use crate::parts::{Fatal, Parts};
 use crate::policy::admission::{Admission, Evidence};
+use crate::policy::fence_override::{Order, Override, OverrideProblem};
 use crate::policy::health::{Change, HealthPolicy};
 use crate::policy::outcome::{Health, Outcome};
-use crate::policy::reaction::{Facts, Override, ReactionPolicy, Rules};
+use crate::policy::reaction::{Facts, ReactionPolicy, Rules};
 use crate::policy::volumes::{InUse, VolumeTable};
 use crate::probe::Probe;
 use crate::probe::csi::Csi;
@@ -31,7 +33,7 @@ use crate::proxy::gate::FenceUp;
 use crate::proxy::volumes::Volumes;
 use crate::quiet::Quiet;
 use crate::state_file::StateFile;
-use crate::status::order::{FenceOrder, Ordered};
+use crate::status::order::{Answer, FenceOrder, Ordered};
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,6 +59,7 @@ pub(super) struct HealthPart {
     rules: Rules,
     state: StateFile,
     known: KnownPorts,
+    overrides: Overrides,
     lane: Lane,
     state_quiet: Quiet,
     /// In the policy's order.
@@ -91,6 +94,17 @@ pub(super) struct Heard {
     pub(super) orders: mpsc::Receiver<Ordered>,
 }
 
+/// What runs before this one left.
+pub(super) struct Kept {
+    /// The verdict.
+    pub(super) state: StateFile,
+    /// RDMA ports that were good.
+    pub(super) known: KnownPorts,
+    /// The operator's word, and where it is kept.
+    pub(super) overrides: Overrides,
+    pub(super) forced: Option<Override>,
+}
+
 /// What the part tells.
 pub(super) struct Told {
     /// Whether the registration socket may be shown.
@@ -106,12 +120,13 @@ impl HealthPart {
     pub(super) fn start(
         settings: &Settings,
         rules_of_reaction: Rules,
-        (state, known): (StateFile, KnownPorts),
+        kept: Kept,
         heard: Heard,
         metrics: Metrics,
         ready: DriverReady,
         parts: &Parts,
     ) -> Told {
+        let Kept { state, known, overrides, forced } = kept;
         let now = Instant::now().into_std();
         let watched =
             Watched { probes: settings.probes.clone(), groups: settings.groups.clone(), warnings: Vec::new() };
@@ -149,6 +164,7 @@ impl HealthPart {
             rules: rules_of_reaction,
             state,
             known,
+            overrides,
             lane: Lane::new("state"),
             state_quiet: Quiet::default(),
             runners: Vec::new(),
@@ -158,6 +174,7 @@ impl HealthPart {
             ready,
             parts: parts.clone(),
         };
+        part.reactions.force(forced);
         part.run_probes(watched.probes);
         part.metrics.set_verdict(part.policy.health());
         part.decide(heard.volumes.look(VolumeTable::in_use));
@@ -224,17 +241,24 @@ impl HealthPart {
 
     async fn run(mut self, mut received: mpsc::Receiver<Report>, heard: Heard) -> Result<(), Fatal> {
         let Heard { mut changes, volumes, mut orders } = heard;
-        let mut volume_changes = volumes.changes();
+        let (mut volume_changes, mut returns) = (volumes.changes(), volumes.returns());
         let stop = self.parts.stop().clone();
         loop {
             let deadline = self.deadline();
+            let mut obeyed = None;
             let change = tokio::select! {
                 biased;
                 () = stop.cancelled() => return Ok(()),
                 Some(report) = received.recv() => self.take_in(report),
                 Some(watched) = changes.recv() => self.watch_others(watched),
                 Some(ordered) = orders.recv() => {
-                    self.obey(ordered);
+                    obeyed = Some(self.obey(ordered));
+                    None
+                }
+                Ok(()) = returns.changed() => {
+                    if let Some(word) = self.overrides.of_another().await {
+                        self.reactions.force(word);
+                    }
                     None
                 }
                 Ok(()) = volume_changes.changed() => None,
@@ -256,6 +280,12 @@ impl HealthPart {
             self.show();
             if change.is_some() {
                 self.save().await;
+            }
+            let in_force = self.reactions.forced(Instant::now().into_std()).cloned();
+            let not_kept = self.overrides.keep(in_force.as_ref()).await;
+            if let Some((answer, done)) = obeyed {
+                // Whoever asked may have gone.
+                drop(answer.send(done.map(|()| not_kept)));
             }
         }
     }
@@ -304,8 +334,8 @@ impl HealthPart {
         self.decided.send_if_modified(|before| std::mem::replace(before, decision.admission) != decision.admission);
     }
 
-    /// An operator's word goes over the verdict's, for a while.
-    fn obey(&mut self, ordered: Ordered) {
+    /// An operator's word goes over the verdict's, for a while. Answered once it is in force and written down.
+    fn obey(&mut self, ordered: Ordered) -> (Answer, Result<(), OverrideProblem>) {
         let now = Instant::now().into_std();
         let done = match ordered.order {
             FenceOrder::Auto => {
@@ -313,19 +343,21 @@ impl HealthPart {
                 warn!(by = ordered.by, "override ended: health decides about the fence again");
                 Ok(())
             }
-            FenceOrder::Force { forced, lasts, reason } => Override::new(forced, lasts, &reason, now).map(|forced| {
-                warn!(
-                    by = ordered.by,
-                    fence = forced.forced.name(),
-                    lasts = ?lasts,
-                    reason = forced.reason,
-                    "override: an operator decides about the fence"
-                );
-                self.reactions.force(Some(forced));
-            }),
+            FenceOrder::Force { forced, lasts, reason } => {
+                let order = Order { by: ordered.by, at_utc: utc_now() };
+                Override::new(forced, lasts, &reason, order, now).map(|forced| {
+                    warn!(
+                        by = forced.order.by,
+                        fence = forced.forced.name(),
+                        lasts = ?lasts,
+                        reason = forced.reason,
+                        "override: an operator decides about the fence"
+                    );
+                    self.reactions.force(Some(forced));
+                })
+            }
         };
-        // Whoever asked may have gone.
-        ordered.answer.send(done).ok();
+        (ordered.answer, done)
     }
 
     fn show(&self) {

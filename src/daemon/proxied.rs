@@ -15,7 +15,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 use tokio::net::UnixStream;
+use tokio::time::sleep;
 use tracing::error;
+
+/// An agent that hands over to us writes down within 50 ms what it hears.
+const HANDING_OVER: Duration = Duration::from_millis(250);
 
 /// The proxy, ready to serve.
 pub(super) struct Proxied {
@@ -64,14 +68,15 @@ pub(super) async fn choose(wanted: Option<&ProxySettings>, node: &Node<'_>) -> a
         return Ok(Way::Around);
     };
     let (path, _) = wanted.socket_for(node.driver_name, node.driver_socket, node.endpoint);
-    let loaded = file.load(left_at(&path).await);
+    let left = left_at(&path).await;
+    let loaded = file.load(left);
     if let Some(trouble) = &loaded.trouble {
         warn!(error = trouble as &dyn std::error::Error, "the previous run's table of volumes is lost");
     }
     let crashes = loaded.crashes.clone();
     if crashes.bypass() {
         error!(
-            "this agent has ended without a word three times within ten minutes: it stays out of the way until it is started again \
+            "this agent has crashed three times within ten minutes: it stays out of the way until it is started again \
              later. The kubelet is given the driver's own socket and there is no fence; of all reactions only \
              --on-unhealthy=deregister goes on. Look at the earlier runs' logs, and report them"
         );
@@ -90,6 +95,12 @@ pub(super) async fn choose(wanted: Option<&ProxySettings>, node: &Node<'_>) -> a
             return Ok(Way::Around);
         }
     };
+    // From here on calls come to us, so what is on disk once the other agent's last ones are there is all that it knows.
+    if left == Left::Served {
+        sleep(HANDING_OVER).await;
+    }
+    // What was odd has been set aside, and nothing is there that could be taken over.
+    let loaded = if loaded.trouble.is_some() { loaded } else { file.take_over(left) };
     let records = kubelet_records::read(node.driver_name, Path::new(node.endpoint), node.driver_socket);
     for trouble in &records.troubles {
         warn!(error = trouble, "a record of the kubelet's cannot be read, so volumes may be in use that are not known");

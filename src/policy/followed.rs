@@ -4,8 +4,12 @@
 use super::volumes::{Completeness, Gap};
 
 /// Without us for longer than this, and another registrar may have stood in our place; a container that restarts, an update or a
-/// reboot takes less. A node that was booted no longer ago than this is one on which nobody was before us.
+/// reboot takes less.
 pub const MOST_ABSENCE_SECONDS: u64 = 15 * 60;
+
+/// Where no agent of ours ever was, a node that was booted no longer ago than this is new. Later, pods may run that another registrar
+/// let in, before the image was swapped.
+pub const MOST_FIRST_START_SECONDS: u64 = 5 * 60;
 
 /// What the previous run left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +35,8 @@ pub enum Before {
 pub fn completeness(before: Before, now: u64) -> Completeness {
     let incomplete = Completeness::Incomplete;
     match before {
-        Before::Nothing | Before::OtherBoot if now <= MOST_ABSENCE_SECONDS => Completeness::Complete,
+        Before::Nothing if now <= MOST_FIRST_START_SECONDS => Completeness::Complete,
+        Before::OtherBoot if now <= MOST_ABSENCE_SECONDS => Completeness::Complete,
         Before::Nothing | Before::OtherBoot | Before::Odd => incomplete(Gap::NotFollowed),
         Before::ThisBoot { completeness: Completeness::Incomplete(gap), .. } => incomplete(gap),
         Before::ThisBoot { ended: None, .. } => incomplete(Gap::AgentDied),
@@ -51,9 +56,9 @@ mod tests {
 
     #[test]
     fn who_is_there_from_the_boot_on_knows_all() {
-        for before in [Before::Nothing, Before::OtherBoot] {
-            assert_eq!(completeness(before, MOST_ABSENCE_SECONDS), Completeness::Complete);
-            assert_eq!(completeness(before, MOST_ABSENCE_SECONDS + 1), NOT_FOLLOWED);
+        for (before, most) in [(Before::Nothing, MOST_FIRST_START_SECONDS), (Before::OtherBoot, MOST_ABSENCE_SECONDS)] {
+            assert_eq!(completeness(before, most), Completeness::Complete);
+            assert_eq!(completeness(before, most + 1), NOT_FOLLOWED);
         }
         assert_eq!(completeness(Before::Odd, 1), NOT_FOLLOWED);
     }

@@ -5,6 +5,7 @@ pub mod backoff;
 pub mod damping;
 pub mod devices;
 pub mod fence;
+pub mod fence_override;
 pub mod followed;
 pub mod gpu;
 pub mod group;

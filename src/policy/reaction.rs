@@ -1,6 +1,7 @@
 //! What health does: from the verdict, the volumes in use and the operator's word to the fence and the registration.
 
 use super::admission::{Admission, AdmissionPolicy, Evidence};
+use super::fence_override::{Forced, Override};
 use super::outcome::Health;
 use super::volumes::InUse;
 use std::time::{Duration, Instant};
@@ -50,65 +51,6 @@ pub struct Rules {
     pub deregister_after: Duration,
     /// Unhealthy for this long, before it is withdrawn with volumes. `None`: never.
     pub drain_timeout: Option<Duration>,
-}
-
-/// What an operator asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Forced {
-    /// No fence, and registered, whatever the health.
-    Off,
-    /// A fence, whatever the health. Withdraws nothing by itself.
-    On,
-}
-
-impl Forced {
-    /// Its name on the command line and in status.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::On => "on",
-        }
-    }
-}
-
-/// An operator's word, for a while.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Override {
-    /// What is asked for.
-    pub forced: Forced,
-    /// When it ends by itself.
-    pub until: Instant,
-    /// Why; told wherever the fence is.
-    pub reason: String,
-}
-
-/// Why an override is not taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OverrideProblem {
-    /// It would end at once.
-    NoTime,
-    /// It would outlast the memory of whoever set it: over [`Override::LONGEST`].
-    TooLong,
-    /// Nobody will know why.
-    NoReason,
-}
-
-impl Override {
-    /// Nobody may forget a fence, or its absence, for longer than a day.
-    pub const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
-
-    /// An override from `now` on.
-    ///
-    /// # Errors
-    /// When it has no time, too much, or no reason.
-    pub fn new(forced: Forced, lasts: Duration, reason: &str, now: Instant) -> Result<Self, OverrideProblem> {
-        match reason.trim() {
-            _ if lasts.is_zero() => Err(OverrideProblem::NoTime),
-            _ if lasts > Self::LONGEST => Err(OverrideProblem::TooLong),
-            "" => Err(OverrideProblem::NoReason),
-            reason => Ok(Self { forced, until: now + lasts, reason: reason.to_owned() }),
-        }
-    }
 }
 
 /// What is known when the question is asked.
@@ -271,6 +213,7 @@ impl Crashes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::fence_override::Order;
     use crate::policy::some_instant;
     use proptest::prelude::*;
 
@@ -353,7 +296,7 @@ mod tests {
             if withdrawn_before {
                 assert_eq!(policy.decide(sick(InUse::No), now).admission, Admission::Withhold);
             }
-            policy.force(Some(Override::new(Forced::Off, AFTER, "x", now).unwrap()));
+            policy.force(Some(Override::new(Forced::Off, AFTER, "x", Order::default(), now).unwrap()));
             assert_eq!(policy.decide(sick(InUse::No), now).admission, Admission::Show);
             now += AFTER;
             let ended = policy.decide(sick(InUse::Yes(1)), now);
@@ -417,7 +360,7 @@ mod tests {
             let mut policy = running(rules(reaction), start);
             let sick = facts(Health::Unhealthy, start, InUse::No);
             let without = policy.decide(sick, start + AFTER);
-            policy.force(Some(Override::new(Forced::Off, hour, "drill", start).unwrap()));
+            policy.force(Some(Override::new(Forced::Off, hour, "drill", Order::default(), start).unwrap()));
             let off = policy.decide(sick, start + AFTER);
             assert_eq!(off, Decision { fenced: false, admission: Admission::Show, next: Some(start + hour) });
             assert_eq!(policy.forced(start).map(|forced| forced.reason.as_str()), Some("drill"));
@@ -433,22 +376,12 @@ mod tests {
             assert_eq!(expired, again, "{reaction:?}");
 
             let well = facts(Health::Healthy, start, InUse::No);
-            policy.force(Some(Override::new(Forced::On, hour, "maintenance", start).unwrap()));
+            policy.force(Some(Override::new(Forced::On, hour, "maintenance", Order::default(), start).unwrap()));
             let on = policy.decide(well, start + 2 * AFTER);
             assert_eq!(on, Decision { fenced: true, admission: Admission::Show, next: Some(start + hour) });
             policy.force(None);
             assert!(!policy.decide(well, start + 2 * AFTER).fenced);
         }
-    }
-
-    #[test]
-    fn an_override_has_a_bounded_time_and_a_reason() {
-        let start = some_instant();
-        let new = |lasts, reason| Override::new(Forced::On, lasts, reason, start);
-        assert_eq!(new(Duration::ZERO, "x"), Err(OverrideProblem::NoTime));
-        assert_eq!(new(Override::LONGEST + Duration::from_secs(1), "x"), Err(OverrideProblem::TooLong));
-        assert_eq!(new(Duration::from_secs(1), " "), Err(OverrideProblem::NoReason));
-        assert!(new(Override::LONGEST, "x").is_ok());
     }
 
     #[test]

@@ -329,15 +329,30 @@ impl VolumeTable {
     /// Whether the driver's answer about a volume published there could tell the table something that it lacks; then a mark for
     /// [`Self::answered_at`]. Nobody tells of volumes from before us but the kubelet, which asks for the usage of each.
     pub fn could_learn(&self, volume: &str, target: &str) -> Option<u64> {
-        let complete = self.completeness == Completeness::Complete;
-        let known = self.volumes.get(volume).is_some_and(|known| known.places.contains_key(&published(target)));
-        let under_way = self.flights.values().any(|flight| subject(&flight.call).0 == volume);
-        (!complete && !known && !under_way && is_kubelets_target(target)).then_some(self.next)
+        let worth = match self.volumes.get(volume).and_then(|known| known.places.get(&published(target))) {
+            None => self.completeness != Completeness::Complete,
+            // The kubelet has it mounted: it got the answer that we, or the run before us, did not write down.
+            Some(entry) => entry.presence == Some(Presence::Coming),
+        };
+        let under_way = || self.flights.values().any(|flight| subject(&flight.call).0 == volume);
+        (worth && is_kubelets_target(target) && !under_way()).then_some(self.next)
+    }
+
+    /// Whether there is anything that could be learnt so.
+    pub fn can_learn(&self) -> bool {
+        let coming = |entry: &Entry| entry.presence == Some(Presence::Coming);
+        self.completeness != Completeness::Complete
+            || self.volumes.values().any(|known| known.places.values().any(coming))
     }
 
     /// The driver answered OK about the volume at this target: it is published there, unless anything was asked for meanwhile.
     pub fn answered_at(&mut self, volume: String, target: String, mark: u64) {
-        if self.next == mark {
+        if self.next != mark {
+            return;
+        }
+        if self.volumes.get(&volume).is_some_and(|known| known.places.contains_key(&published(&target))) {
+            self.change(&volume, Kind::Published, &target, |entry| entry.presence = Some(Presence::There));
+        } else {
             self.insert(Place { volume, kind: Kind::Published, path: target, presence: Presence::There });
         }
     }
@@ -346,10 +361,14 @@ impl VolumeTable {
     pub fn begin(&mut self, call: &VolumeCall) -> CallId {
         let id = self.next;
         self.next += 1;
-        let (volume, place) = subject(call);
+        self.enter(id, Flight { call: call.clone(), crossed: false });
+        CallId(id)
+    }
+
+    fn enter(&mut self, id: u64, flight: Flight) {
+        let (volume, place) = subject(&flight.call);
         if !self.has_room(volume, place.map(|(kind, path, _)| (kind, path))) {
-            self.leave_gap(Gap::Full);
-            return CallId(id);
+            return self.leave_gap(Gap::Full);
         }
         match place {
             Some((kind, path, verb)) => {
@@ -360,8 +379,7 @@ impl VolumeTable {
             }
             None => self.volumes.entry(volume.to_owned()).or_default().expanding += 1,
         }
-        self.flights.insert(id, Flight { call: call.clone(), crossed: false });
-        CallId(id)
+        self.flights.insert(id, flight);
     }
 
     /// Takes note of its end. A second end of one call is not heard.
@@ -406,6 +424,21 @@ impl VolumeTable {
     /// Calls go to the driver without us from now on.
     pub fn not_followed(&mut self) {
         self.leave_gap(Gap::NotFollowed);
+    }
+
+    /// Another agent followed the volumes meanwhile, and this is what it left: that goes over what was known before, and there
+    /// may be more. Calls of ours that are under way stay so; which of them came before what it saw, nobody knows.
+    pub fn taken_back(&mut self, places: impl IntoIterator<Item = Place>) {
+        let flights = std::mem::take(&mut self.flights);
+        self.volumes.clear();
+        (self.places, self.bytes, self.dirty) = (0, 0, true);
+        self.leave_gap(Gap::NotFollowed);
+        for place in places {
+            self.insert(place);
+        }
+        for (id, Flight { call, .. }) in flights {
+            self.enter(id, Flight { call, crossed: true });
+        }
     }
 
     /// Whether it has every volume.
@@ -633,6 +666,24 @@ mod tests {
         assert_eq!(VolumeTable::new(Completeness::Complete).could_learn("v", target), None, "nothing to learn");
     }
 
+    /// The driver published it, and the agent was killed before it had written that down.
+    #[test]
+    fn a_publish_whose_end_was_lost_is_known_by_an_answer_about_the_volume() {
+        let target = "/var/lib/kubelet/pods/uid/volumes/kubernetes.io~csi/pv/mount";
+        let mut table = table();
+        assert!(!table.can_learn());
+        run(&mut table, &publish(target), End::Lost);
+        assert!(table.can_learn() && !table.is_at("v", Kind::Published, target));
+        let mark = table.could_learn("v", target).unwrap();
+        table.answered_at("v".into(), target.into(), mark);
+        assert!(table.is_at("v", Kind::Published, target) && table.is_settled("v"));
+        assert_eq!((table.can_learn(), table.could_learn("v", target)), (false, None));
+        run(&mut table, &unpublish(target), INTERNAL);
+        assert_eq!(table.could_learn("v", target), None, "it is on its way out");
+        run(&mut table, &unpublish(target), OK);
+        assert_eq!((table.in_use(), table.places, table.bytes), (InUse::No, 0, 0));
+    }
+
     #[test]
     fn a_volume_is_in_use_from_the_begin_of_its_stage_to_the_good_end_of_its_unstage() {
         let mut table = table();
@@ -817,6 +868,32 @@ mod tests {
         assert!(table.is_settled("v"), "what is known better stays");
         assert!(table.is_at("w", Kind::Staged, "/stage") && !table.is_settled("w"));
         assert_eq!(table.in_use(), InUse::Yes(2));
+    }
+
+    #[test]
+    fn what_another_agent_left_goes_over_what_was_known_and_calls_under_way_stay_so() {
+        let mut table = table();
+        run(&mut table, &stage("out"), OK);
+        run(&mut table, &stage("here"), OK);
+        let (removing, adding) = (table.begin(&unstage("here")), table.begin(&stage("new")));
+        let there = |volume: &str| Place {
+            volume: volume.into(),
+            kind: Kind::Staged,
+            path: "/stage".into(),
+            presence: Presence::There,
+        };
+        table.taken_back([there("here"), there("theirs")]);
+        assert_eq!(table.in_use(), InUse::Yes(3), "here, theirs, new");
+        assert!(!table.is_at("out", Kind::Staged, "/stage"), "the other one let it out");
+        assert!(table.is_at("theirs", Kind::Staged, "/stage") && !table.is_at("here", Kind::Staged, "/stage"));
+        table.end(removing, OK);
+        assert_eq!(table.in_use(), InUse::Yes(3), "the other one may have staged it after that");
+        table.end(adding, INTERNAL);
+        assert_eq!((table.in_use(), table.flights.len()), (InUse::Yes(2), 0));
+        for volume in ["here", "theirs"] {
+            run(&mut table, &unstage(volume), OK);
+        }
+        assert_eq!((table.in_use(), table.places, table.bytes), (InUse::Unknown, 0, 0), "there may be more");
     }
 
     #[test]

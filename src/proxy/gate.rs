@@ -82,6 +82,11 @@ impl Gate {
         Self(Arc::new(Shared { driver_name, rules, fence, volumes, metrics, quiet, overruled }))
     }
 
+    /// The volumes that it follows.
+    pub(super) fn volumes(&self) -> &Volumes {
+        &self.0.volumes
+    }
+
     /// A call about a volume wants to pass.
     pub(super) async fn enter(&self, method: VolumeMethod, body: &mut RecvStream) -> Entry {
         let gathered = match gather(body, |_| false).await {

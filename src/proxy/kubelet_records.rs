@@ -2,7 +2,7 @@
 //! at the same path as on the host.
 //!
 //! The kubelet writes a record before it stages a persistent volume, also for drivers that do not stage, and removes it after
-//! the unstage. It keeps none here of inline volumes: those are under `pods/`, which is never looked at.
+//! the unstage. It keeps none here of inline volumes: those are under `pods/`, which is never looked at (ARCHITECTURE.md says why).
 //!
 //! Source: <https://github.com/kubernetes/kubernetes/blob/v1.36.2/pkg/volume/csi/csi_attacher.go>
 

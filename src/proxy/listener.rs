@@ -4,24 +4,27 @@ use super::answer::refuse;
 use super::downstream;
 use super::forward::{Change, End, Incoming, forward};
 use super::gate::{Entry, Gate};
+use super::idle::{Call, Idle};
 use super::upstream::Upstream;
+use super::volumes::Volumes;
 use crate::grpc::code;
-use crate::grpc::read_driven::{Acceptor, ReadDriven};
+use crate::grpc::read_driven::ReadDriven;
 use crate::metrics::Metrics;
 use crate::parts::{Fatal, Parts};
 use crate::policy::fence::VolumeMethod;
 use crate::quiet::Quiet;
-use crate::registration::socket::{FileId, Found, PublishError, SocketPath};
+use crate::registration::kept_socket::{KeptSocket, Look};
+use crate::registration::socket::{PublishError, SocketPath};
 use bytes::Bytes;
 use h2::RecvStream;
 use h2::server::SendResponse;
 use http::Request;
 use rustix::net::sockopt::socket_peercred;
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::os::unix::net::UnixStream as Std;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::UnixStream;
 use tokio::time::{Instant, interval};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
@@ -42,16 +45,16 @@ pub struct ProxySettings {
     /// Where the kubelet dials.
     pub socket: SocketPath,
     /// Where the driver listens.
-    pub driver_socket: std::path::PathBuf,
+    pub driver_socket: PathBuf,
     /// `--allowed-uids`.
     pub allowed: AllowedUids,
 }
 
 /// The proxy, listening but not yet serving.
 pub struct Proxy {
-    settings: ProxySettings,
-    listener: Acceptor,
-    id: FileId,
+    place: KeptSocket,
+    driver_socket: PathBuf,
+    allowed: AllowedUids,
 }
 
 impl Proxy {
@@ -60,39 +63,45 @@ impl Proxy {
     /// # Errors
     /// [`PublishError`] when it cannot be there. Nothing of anybody else's is touched.
     pub fn listen(settings: ProxySettings) -> Result<Self, PublishError> {
-        let (listener, id) = publish(&settings.socket)?;
+        let ProxySettings { socket, driver_socket, allowed } = settings;
+        let place = KeptSocket::publish(socket)?;
         info!(
-            socket.path = %settings.socket.path().display(),
-            driver.socket = %settings.driver_socket.display(),
+            socket.path = %place.path().display(),
+            driver.socket = %driver_socket.display(),
             "Proxy socket open"
         );
-        Ok(Self { settings, listener, id })
+        Ok(Self { place, driver_socket, allowed })
     }
 
     /// Where it listens.
     pub fn path(&self) -> &Path {
-        self.settings.socket.path()
+        self.place.path()
     }
 
     /// Serves until `stop`; then the socket goes, no call is taken any more, and those in flight go on. Connections and calls run
     /// among `connections`.
     pub fn serve(self, gate: Gate, metrics: Metrics, parts: &Parts, connections: &Parts, stop: CancellationToken) {
-        let upstream = Upstream::new(&self.settings.driver_socket, connections);
-        let (allowed, parts_of_calls) = (self.settings.allowed, connections.clone());
-        let callers = Callers { upstream, gate, metrics, allowed, parts: parts_of_calls, stop };
-        let callers = Arc::new(callers);
-        let mut place =
-            Place { socket: self.settings.socket, listener: self.listener, id: self.id, quiet: Quiet::default() };
+        let upstream = Upstream::new(&self.driver_socket, connections);
+        let callers = Arc::new(Callers {
+            upstream,
+            gate,
+            metrics,
+            allowed: self.allowed,
+            parts: connections.clone(),
+            stop,
+            idle: Idle::new(),
+        });
+        let mut place = self.place;
         parts.spawn("proxy", async move {
             let mut looks = interval(LOOK_EVERY);
             let stop = callers.stop.clone();
-            let mut quiet = Quiet::default();
+            let (mut quiet, mut lost) = (Quiet::default(), Quiet::default());
             loop {
                 tokio::select! {
                     biased;
                     () = stop.cancelled() => break,
-                    _ = looks.tick() => place.keep().await,
-                    accepted = place.listener.accept() => match accepted {
+                    _ = looks.tick() => keep(&mut place, callers.gate.volumes(), &mut lost).await,
+                    accepted = place.accept() => match accepted {
                         Ok(stream) => {
                             quiet.end();
                             callers.serve(stream);
@@ -107,67 +116,27 @@ impl Proxy {
                 }
             }
             // A successor may have the path; then it stays.
-            drop(place.socket.withdraw(place.id));
+            place.withdraw();
             Ok::<(), Fatal>(())
         });
     }
 }
 
-/// Our socket at its path.
-struct Place {
-    socket: SocketPath,
-    listener: Acceptor,
-    id: FileId,
-    quiet: Quiet,
-}
-
-impl Place {
-    /// Puts the socket back when it is lost; a live one of somebody else's is our successor's.
-    async fn keep(&mut self) {
-        let lost = match self.socket.found() {
-            Ok(Found::Socket(id)) if id == self.id => {
-                self.quiet.end();
-                false
-            }
-            Ok(Found::Socket(_)) => is_dead(self.socket.path()).await,
-            Ok(Found::Nothing) => true,
-            // Publishing says what is wrong.
-            Ok(Found::NotASocket) | Err(_) => true,
-        };
-        if !lost {
-            return;
+/// Looks after our socket. While a successor has it, that one follows the volumes.
+async fn keep(place: &mut KeptSocket, volumes: &Volumes, quiet: &mut Quiet) {
+    match place.look().await {
+        Look::Ours => {
+            quiet.end();
         }
-        match publish(&self.socket) {
-            Ok((listener, id)) => {
-                (self.listener, self.id) = (listener, id);
-                warn!(socket.path = %self.socket.path().display(), "the proxy socket was lost and is in its place again");
-            }
-            Err(error) => {
-                if self.quiet.begin_or_repeat(&error.to_string(), Instant::now()) {
-                    warn!(error = &error as &dyn std::error::Error, "the proxy socket is lost; trying again");
-                }
-            }
+        Look::Theirs => volumes.handed_over(),
+        Look::PutBack => {
+            volumes.came_back();
+            warn!(socket.path = %place.path().display(), "the proxy socket was lost and is in its place again");
         }
-    }
-}
-
-/// Publishes the socket, as the proxy listens on it.
-fn publish(socket: &SocketPath) -> Result<(Acceptor, FileId), PublishError> {
-    let (listener, id) = socket.publish()?;
-    match Acceptor::new(listener) {
-        Ok(listener) => Ok((listener, id)),
-        Err(source) => {
-            drop(socket.withdraw(id));
-            Err(PublishError::Os { step: "listen on", path: socket.path().to_owned(), source })
-        }
-    }
-}
-
-async fn is_dead(path: &Path) -> bool {
-    match UnixStream::connect(path).await {
-        Ok(_) => false,
-        Err(error) => {
-            matches!(error.kind(), std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound)
+        Look::Lost(error) => {
+            if quiet.begin_or_repeat(&error.to_string(), Instant::now()) {
+                warn!(error = &error as &dyn std::error::Error, "the proxy socket is lost; trying again");
+            }
         }
     }
 }
@@ -180,10 +149,11 @@ struct Callers {
     allowed: AllowedUids,
     parts: Parts,
     stop: CancellationToken,
+    idle: Idle,
 }
 
 impl Callers {
-    fn serve(self: &Arc<Self>, stream: std::os::unix::net::UnixStream) {
+    fn serve(self: &Arc<Self>, stream: Std) {
         let uid = socket_peercred(&stream).ok().map(|peer| peer.uid.as_raw());
         let stream = match ReadDriven::new(stream) {
             Ok(stream) => stream,
@@ -194,18 +164,20 @@ impl Callers {
                 );
             }
         };
-        let (parts, stop) = (self.parts.clone(), self.stop.clone());
+        // Told to go, it ends as at a stop of ours: no new call, and those under way finish.
+        let (parts, stop) = (self.parts.clone(), self.stop.child_token());
+        let connection = self.idle.enter(stop.clone());
         if !uid.is_some_and(|uid| self.allowed.contains(&uid)) {
             let status = Status::new(Code::PermissionDenied, self.refusal(uid));
             warn!(peer.uid = uid, "a caller on the proxy socket is refused: {}", status.message());
             drop(self.parts.spawn_connection(downstream::serve(stream, parts, stop, move |_, respond| {
-                refuse_all(respond, status.clone())
+                refuse_all(respond, status.clone(), connection.call())
             })));
             return;
         }
         let (callers, held) = (Arc::clone(self), self.metrics.proxy_connection());
         let served = downstream::serve(stream, parts, stop, move |request, respond| {
-            one_call(request, respond, Arc::clone(&callers))
+            one_call(request, respond, Arc::clone(&callers), connection.call())
         });
         drop(self.parts.spawn_connection(async move {
             let _held = held;
@@ -227,7 +199,12 @@ impl Callers {
 }
 
 /// One call, counted, and told at `--v=4` by method, code and time; never a payload, which may carry secrets.
-async fn one_call(request: Request<RecvStream>, mut respond: SendResponse<Bytes>, callers: Arc<Callers>) -> End {
+async fn one_call(
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+    callers: Arc<Callers>,
+    _on_its_connection: Call,
+) -> End {
     let Callers { upstream, gate, metrics, .. } = &*callers;
     let (began, _held, target) = (Instant::now(), metrics.proxied_call(), request.uri().clone());
     let (head, mut body) = request.into_parts();
@@ -255,6 +232,6 @@ async fn one_call(request: Request<RecvStream>, mut respond: SendResponse<Bytes>
 }
 
 /// Answers every call on the connection with the same refusal.
-async fn refuse_all(mut respond: SendResponse<Bytes>, status: Status) -> End {
+async fn refuse_all(mut respond: SendResponse<Bytes>, status: Status, _on_its_connection: Call) -> End {
     refuse(&mut respond, &status)
 }

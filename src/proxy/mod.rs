@@ -1,6 +1,6 @@
 //! The proxy: any gRPC call between the kubelet and the driver, byte for byte.
 //!
-//! `listener.rs` is the proxy socket, `downstream.rs` one connection of the kubelet's, `upstream.rs` the connections to the
+//! `listener.rs` is the proxy socket, `downstream.rs` one connection of the kubelet's, `idle.rs` those without a call, `upstream.rs` the connections to the
 //! driver, `forward.rs` one call, `body.rs` what it carries, `gate.rs` the fence that calls about volumes pass, `volumes.rs` the volumes
 //! in use, `kubelet_records.rs` what the kubelet has on disk of them, `answer.rs` what we say ourselves when the driver cannot.
 
@@ -9,6 +9,7 @@ mod body;
 mod downstream;
 mod forward;
 pub mod gate;
+mod idle;
 pub mod kubelet_records;
 pub mod listener;
 mod message;

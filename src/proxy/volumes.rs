@@ -1,7 +1,7 @@
 //! The table of volumes: told of every call, and kept over restarts in a file that is written beside the calls, never before one.
 
 use super::kubelet_records::Records;
-use crate::kept_file::{KeptFile, LoadError, boot_id, since_boot};
+use crate::kept_file::{KeptFile, LoadError, Version, boot_id, since_boot};
 use crate::policy::followed::{self, Before};
 use crate::policy::reaction::Crashes;
 use crate::policy::volumes::{CallId, Completeness, End, Gap, Kind, Place, Presence, VolumeCall, VolumeTable};
@@ -39,8 +39,14 @@ struct Written {
     schema: u32,
     driver: String,
     boot_id: String,
+    /// The run that wrote it; two agents of one driver overlap in a surge update.
+    #[serde(default)]
+    owner: String,
     /// When the run ended in good order; missing while it goes on, and after a crash.
     ended_boot_seconds: Option<u64>,
+    /// It ended because a part of it failed: the table is whole, and the run counts as a crash.
+    #[serde(default)]
+    failed: bool,
     crashes_boot_seconds: Vec<u64>,
     gap: Option<String>,
     /// By volume ID, kind and path.
@@ -53,6 +59,38 @@ pub struct VolumeFile {
     file: KeptFile,
     driver: String,
     boot_id: Option<String>,
+    /// This run, unlike any other.
+    owner: String,
+    held: Arc<Mutex<Held>>,
+}
+
+/// Whose the file is, as far as this run knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Held {
+    /// Not ours yet. The newest agent takes it from whoever has it.
+    NotYet,
+    /// Ours, and this is what we wrote last.
+    Ours(Option<Version>),
+}
+
+/// How far a run has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Run {
+    /// It goes on.
+    On,
+    /// It ends in good order, at this time since the boot in seconds.
+    Ended(u64),
+    /// Likewise, but because a part of it failed.
+    Failed(u64),
+}
+
+/// What became of a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Saved {
+    /// It is done.
+    Ours,
+    /// The file is another agent's now, and was left alone.
+    Theirs,
 }
 
 /// What a previous run left, judged.
@@ -81,7 +119,11 @@ impl VolumeFile {
     /// The file for `driver` in `folder`.
     pub fn new(folder: &Path, driver: &str, proc_root: &Path) -> Self {
         let file = KeptFile::new(folder.join(format!("{driver}-warden-volumes.json")), MAX_BYTES);
-        Self { file, driver: driver.to_owned(), boot_id: boot_id(proc_root) }
+        // Nobody else has this moment, this process number and this address for a local.
+        let here = std::ptr::from_ref(&file) as usize;
+        let owner = format!("{:x}-{:x}-{here:x}", since_boot().as_nanos(), std::process::id());
+        let held = Arc::new(Mutex::new(Held::NotYet));
+        Self { file, driver: driver.to_owned(), boot_id: boot_id(proc_root), owner, held }
     }
 
     /// The file's path.
@@ -93,6 +135,43 @@ impl VolumeFile {
     /// the file system does.
     pub fn load(&self, left: Left) -> Loaded {
         self.judge(since_boot().as_secs(), left)
+    }
+
+    /// What the previous run left, as [`Self::load`], and the file is ours from then on: an agent that had it writes it no
+    /// more, and none of its writes comes after what is read here.
+    pub fn take_over(&self, left: Left) -> Loaded {
+        let _lock = self.file.lock();
+        let loaded = self.load(left);
+        // If it cannot be written, the next write takes it.
+        drop(self.write(&loaded.places, loaded.completeness, &loaded.crashes, Run::On));
+        loaded
+    }
+
+    /// Takes the file back from an agent that had taken it from us; what it left. `None` if nobody had it.
+    fn take_back(&self, crashes: &Crashes) -> Option<Vec<Place>> {
+        let _lock = self.file.lock();
+        if self.is_ours() {
+            return None;
+        }
+        // Whatever its end, it may have heard more than it wrote.
+        let Loaded { places, .. } = self.load(Left::Nothing);
+        drop(self.write(&places, Completeness::Incomplete(Gap::NotFollowed), crashes, Run::On));
+        Some(places)
+    }
+
+    /// Whether nobody else has written the file since we did. To be asked with the folder locked.
+    fn is_ours(&self) -> bool {
+        let Held::Ours(known) = *self.held() else { return true };
+        match self.file.version() {
+            None => true,
+            version if version == known => true,
+            // Somebody may have put our own back, or something odd, which is set aside.
+            Some(_) => self.read().ok().flatten().is_none_or(|written| written.owner == self.owner),
+        }
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn judge(&self, now: u64, left: Left) -> Loaded {
@@ -119,7 +198,8 @@ impl VolumeFile {
             return loaded(Before::Odd, Vec::new(), Crashes::default(), Some(trouble));
         };
         let ended = written.ended_boot_seconds;
-        let crashed = (ended.is_none() && left != Left::Served).then_some(written.crashes_boot_seconds.as_slice());
+        let crashed = ended.is_none() && left != Left::Served || written.failed;
+        let crashed = crashed.then_some(written.crashes_boot_seconds.as_slice());
         let before = match (ended, left) {
             // An end in good order removes the socket: this is the word of a run before the last, which could write none of its own.
             (Some(_), Left::Dead | Left::Served) => Before::Odd,
@@ -146,28 +226,32 @@ impl VolumeFile {
     /// # Errors
     /// The operating system's.
     pub fn leave_gap(&self) -> io::Result<()> {
+        let _lock = self.file.lock();
         let Loaded { places, crashes, .. } = match self.read() {
             Ok(None) => return Ok(()),
             Ok(Some(_)) | Err(_) => self.load(Left::Nothing),
         };
-        let ended = Some(since_boot().as_secs());
-        self.save(&places, Completeness::Incomplete(Gap::NotFollowed), &crashes, ended)
+        let ended = Run::Ended(since_boot().as_secs());
+        self.write(&places, Completeness::Incomplete(Gap::NotFollowed), &crashes, ended)
     }
 
-    /// Gives a file that could not be kept up to date another name, if there is one.
+    /// Gives a file that could not be kept up to date another name, if there is one and it is not another agent's.
     fn distrust(&self) {
-        if self.path().exists() {
+        let _lock = self.file.lock();
+        if self.path().exists() && self.is_ours() {
             drop(self.file.set_aside("could not be kept up to date".to_owned()));
         }
     }
 
-    fn save(
-        &self,
-        places: &[Place],
-        completeness: Completeness,
-        crashes: &Crashes,
-        ended: Option<u64>,
-    ) -> io::Result<()> {
+    fn save(&self, places: &[Place], completeness: Completeness, crashes: &Crashes, run: Run) -> io::Result<Saved> {
+        let _lock = self.file.lock();
+        if !self.is_ours() {
+            return Ok(Saved::Theirs);
+        }
+        self.write(places, completeness, crashes, run).map(|()| Saved::Ours)
+    }
+
+    fn write(&self, places: &[Place], completeness: Completeness, crashes: &Crashes, run: Run) -> io::Result<()> {
         let Some(boot_id) = self.boot_id.clone() else {
             return Err(io::Error::other(
                 "the boot's ID is unknown, so the table could not be told from an older boot's",
@@ -183,7 +267,12 @@ impl VolumeFile {
             schema: SCHEMA,
             driver: self.driver.clone(),
             boot_id,
-            ended_boot_seconds: ended,
+            owner: self.owner.clone(),
+            ended_boot_seconds: match run {
+                Run::On => None,
+                Run::Ended(at) | Run::Failed(at) => Some(at),
+            },
+            failed: matches!(run, Run::Failed(_)),
             crashes_boot_seconds: crashes.seconds().to_vec(),
             gap: match completeness {
                 Completeness::Complete => None,
@@ -191,7 +280,9 @@ impl VolumeFile {
             },
             volumes,
         };
-        self.file.replace(&serde_json::to_vec_pretty(&written).map_err(io::Error::other)?)
+        self.file.replace(&serde_json::to_vec_pretty(&written).map_err(io::Error::other)?)?;
+        *self.held() = Held::Ours(self.file.version());
+        Ok(())
     }
 }
 
@@ -244,6 +335,8 @@ pub fn begin(loaded: Loaded, records: &Records, stages: Option<bool>) -> VolumeT
 pub struct Volumes {
     table: Arc<Mutex<VolumeTable>>,
     changed: watch::Sender<u64>,
+    /// Counts the times at which the proxy socket was put back: another agent may have had the calls before.
+    put_back: watch::Sender<u64>,
 }
 
 /// A call between its begin and its end. Dropped without [`Self::ended`], its answer counts as lost.
@@ -283,7 +376,7 @@ impl Drop for CallUnderWay {
 impl Volumes {
     /// Handles to `table`.
     pub fn new(table: VolumeTable) -> Self {
-        Self { table: Arc::new(Mutex::new(table)), changed: watch::channel(0).0 }
+        Self { table: Arc::new(Mutex::new(table)), changed: watch::channel(0).0, put_back: watch::channel(0).0 }
     }
 
     /// Takes note of a call that is about to be forwarded; never waits.
@@ -292,9 +385,9 @@ impl Volumes {
         CallUnderWay { volumes: self.clone(), id: Some(id), asked: None }
     }
 
-    /// Whether there may be volumes that the table does not know.
+    /// Whether the driver's answers about volumes could tell the table something.
     pub fn can_learn(&self) -> bool {
-        self.look(|table| table.completeness() != Completeness::Complete)
+        self.look(VolumeTable::can_learn)
     }
 
     /// A question about a volume published at `target` is about to be forwarded.
@@ -320,35 +413,62 @@ impl Volumes {
         self.changed.subscribe()
     }
 
-    /// Keeps the table in `file` until `stop`, which must come after the last call. Ends with the word that all is written.
-    pub async fn keep(self, file: VolumeFile, crashes: Crashes, stop: CancellationToken) {
+    /// Another agent has the calls now.
+    pub fn handed_over(&self) {
+        if self.look(|table| table.completeness() == Completeness::Complete) {
+            self.change(VolumeTable::not_followed);
+        }
+    }
+
+    /// Calls come to us again, after another agent may have had them.
+    pub fn came_back(&self) {
+        self.put_back.send_modify(|times| *times = times.wrapping_add(1));
+    }
+
+    /// Tells that calls came back, once the table is as the other agent left it.
+    pub fn returns(&self) -> watch::Receiver<u64> {
+        self.put_back.subscribe()
+    }
+
+    /// Keeps the table in `file` until `stop`, which must come after the last call, as long as the file is not another agent's.
+    /// Ends with the word that all is written, and whether the run `failed`.
+    pub async fn keep(
+        self,
+        file: VolumeFile,
+        crashes: Crashes,
+        stop: CancellationToken,
+        failed: impl Fn() -> bool + Send,
+    ) {
         let (mut lane, mut quiet) = (Lane::new("volumes"), Quiet::default());
-        let mut changes = self.changes();
+        let (mut changes, mut returns) = (self.changes(), self.put_back.subscribe());
+        let mut theirs = false;
         loop {
             let stopped = stop.is_cancelled();
-            let ended = stopped.then(|| since_boot().as_secs());
             let mut pause = PAUSE;
-            if self.lock().take_dirty() || stopped {
-                let (places, completeness): (Vec<Place>, _) =
-                    self.look(|table| (table.places().collect(), table.completeness()));
-                let (keeper, past) = (file.clone(), crashes.clone());
-                let saved = lane.run(WRITE_TIMEOUT, move || keeper.save(&places, completeness, &past, ended)).await;
-                let trouble = match saved {
-                    Ok(Ok(())) => None,
-                    Ok(Err(error)) => Some(error.to_string()),
-                    Err(_abandoned) => Some(format!("no answer from its file system within {WRITE_TIMEOUT:?}")),
+            if returns.has_changed().unwrap_or(false) {
+                returns.mark_unchanged();
+                self.take_back(&file, &crashes, &mut lane).await;
+                theirs = false;
+            }
+            if !theirs && (self.lock().take_dirty() || stopped) {
+                let run = match stopped {
+                    false => Run::On,
+                    true if failed() => Run::Failed(since_boot().as_secs()),
+                    true => Run::Ended(since_boot().as_secs()),
                 };
-                match trouble {
-                    None if quiet.end() => {
-                        info!(state.path = %file.path().display(), "the table of volumes is kept again")
+                match self.save(&file, &crashes, run, &mut lane).await {
+                    Ok(Saved::Ours) => {
+                        if quiet.end() {
+                            info!(state.path = %file.path().display(), "the table of volumes is kept again");
+                        }
                     }
-                    None => {}
-                    Some(trouble) => {
+                    Ok(Saved::Theirs) => {
+                        theirs = true;
+                        self.handed_over();
+                        info!(state.path = %file.path().display(), "another agent keeps the table of volumes from now on");
+                    }
+                    Err(trouble) => {
                         pause = PAUSE_AFTER_FAILURE;
-                        // What is there is old, and would be believed after a crash.
-                        let stale = file.clone();
-                        lane.run(WRITE_TIMEOUT, move || stale.distrust()).await.ok();
-                        self.lock().mark_dirty();
                         if quiet.begin_or_repeat(&trouble, Instant::now()) {
                             warn!(
                                 state.path = %file.path().display(),
@@ -366,13 +486,52 @@ impl Volumes {
                 () = sleep(pause) => {}
                 () = stop.cancelled() => continue,
             }
-            while !self.look(VolumeTable::is_dirty) && !stop.is_cancelled() {
+            let nothing = |returns: &watch::Receiver<u64>| {
+                (theirs || !self.look(VolumeTable::is_dirty)) && !returns.has_changed().unwrap_or(false)
+            };
+            while nothing(&returns) && !stop.is_cancelled() {
                 tokio::select! {
-                    // It cannot be closed: we hold a sender.
+                    // Neither can be closed: we hold the senders.
                     _ = changes.changed() => {}
+                    _ = returns.changed() => returns.mark_changed(),
                     () = stop.cancelled() => {}
                 }
             }
+        }
+    }
+
+    /// Writes the table as it is now. What is on disk when that fails is old, would be believed after a crash, and is set aside.
+    async fn save(&self, file: &VolumeFile, crashes: &Crashes, run: Run, lane: &mut Lane) -> Result<Saved, String> {
+        let (places, completeness): (Vec<Place>, _) =
+            self.look(|table| (table.places().collect(), table.completeness()));
+        let (keeper, past) = (file.clone(), crashes.clone());
+        let saved = lane.run(WRITE_TIMEOUT, move || keeper.save(&places, completeness, &past, run)).await;
+        let trouble = match saved {
+            Ok(Ok(saved)) => return Ok(saved),
+            Ok(Err(error)) => error.to_string(),
+            Err(_abandoned) => format!("no answer from its file system within {WRITE_TIMEOUT:?}"),
+        };
+        let stale = file.clone();
+        lane.run(WRITE_TIMEOUT, move || stale.distrust()).await.ok();
+        self.lock().mark_dirty();
+        Err(trouble)
+    }
+
+    /// Goes on from what another agent left, if one had the file.
+    async fn take_back(&self, file: &VolumeFile, crashes: &Crashes, lane: &mut Lane) {
+        let (keeper, past) = (file.clone(), crashes.clone());
+        match lane.run(WRITE_TIMEOUT, move || keeper.take_back(&past)).await {
+            Ok(None) => {}
+            Ok(Some(places)) => {
+                warn!(
+                    state.path = %file.path().display(),
+                    volumes = places.len(),
+                    "another agent had the calls for a while: going on from its table of volumes, which may lack some"
+                );
+                self.change(|table| table.taken_back(places));
+            }
+            // What it left is not known.
+            Err(_abandoned) => self.change(VolumeTable::not_followed),
         }
     }
 
@@ -411,6 +570,7 @@ mod tests {
         }
 
         fn save(&self, ended: Option<u64>) {
+            let ended = ended.map_or(Run::On, Run::Ended);
             self.file().save(&[place()], Completeness::Complete, &Crashes::default(), ended).unwrap();
         }
     }
@@ -434,6 +594,19 @@ mod tests {
             assert_eq!((&loaded.places, loaded.completeness), (&vec![place()], completeness));
             assert_eq!(loaded.crashes.seconds().len(), crashes);
             assert!(loaded.trouble.is_none());
+        }
+    }
+
+    #[test]
+    fn a_run_that_ends_by_a_failure_of_its_own_counts_as_a_crash_and_leaves_a_whole_table() {
+        let bed = Bed::new();
+        let mut crashes = Crashes::default();
+        for number in 1..=3 {
+            let at = DAY + number;
+            bed.file().write(&[place()], Completeness::Complete, &crashes, Run::Failed(at)).unwrap();
+            let loaded = bed.file().judge(at, Left::Nothing);
+            assert_eq!((loaded.completeness, loaded.crashes.bypass()), (Completeness::Complete, number == 3));
+            crashes = loaded.crashes;
         }
     }
 
@@ -463,6 +636,36 @@ mod tests {
         assert!(bed.file().judge(DAY, Left::Served).crashes.seconds().is_empty(), "a surge update");
     }
 
+    #[test]
+    fn of_two_agents_only_the_one_that_took_the_file_last_writes_it() {
+        let bed = Bed::new();
+        let (old, new) = (bed.file(), bed.file());
+        let save = |file: &VolumeFile, places: &[Place]| {
+            file.save(places, Completeness::Complete, &Crashes::default(), Run::Ended(since_boot().as_secs())).unwrap()
+        };
+        let text = || fs::read_to_string(bed.file().path()).unwrap();
+        old.take_over(Left::Nothing);
+        assert_eq!(save(&old, &[place()]), Saved::Ours);
+        assert_eq!(new.take_over(Left::Served).places, [place()]);
+        let before = text();
+        assert!(before.contains("\"endedBootSeconds\": null"), "it goes on: {before}");
+        assert_eq!(save(&old, &[]), Saved::Theirs, "the last words of the one that handed over");
+        old.distrust();
+        assert_eq!(text(), before);
+        assert_eq!(save(&new, &[place(), Place { path: "/t".into(), ..place() }]), Saved::Ours);
+
+        assert_eq!(new.take_back(&Crashes::default()), None, "nobody had it");
+        assert_eq!(old.take_back(&Crashes::default()).unwrap().len(), 2, "with what the other one saw");
+        assert!(text().contains("notFollowed"));
+        assert_eq!(save(&new, &[]), Saved::Theirs);
+        let copy = fs::read(old.path()).unwrap();
+        fs::remove_file(old.path()).unwrap();
+        fs::write(old.path(), copy).unwrap();
+        assert_eq!(save(&old, &[]), Saved::Ours, "its own words, put back by somebody");
+        fs::remove_file(old.path()).unwrap();
+        assert_eq!(save(&old, &[]), Saved::Ours, "gone, and nobody's");
+    }
+
     #[tokio::test]
     async fn a_file_that_cannot_be_kept_up_to_date_is_set_aside() {
         let bed = Bed::new();
@@ -471,7 +674,7 @@ mod tests {
         let lost = VolumeFile { boot_id: None, ..bed.file() };
         let stop = CancellationToken::new();
         stop.cancel();
-        Volumes::new(VolumeTable::new(Completeness::Complete)).keep(lost, Crashes::default(), stop).await;
+        Volumes::new(VolumeTable::new(Completeness::Complete)).keep(lost, Crashes::default(), stop, || false).await;
         assert!(!bed.file().path().exists());
         assert!(bed.file().path().with_extension("json.odd-1").exists(), "and nothing is lost");
     }
@@ -482,7 +685,7 @@ mod tests {
         bed.save(Some(DAY));
         let lost = VolumeFile { boot_id: None, ..bed.file() };
         assert_eq!(lost.judge(DAY, Left::Nothing).completeness, Completeness::Incomplete(Gap::NotFollowed));
-        assert!(lost.save(&[], Completeness::Complete, &Crashes::default(), None).is_err());
+        assert!(lost.save(&[], Completeness::Complete, &Crashes::default(), Run::On).is_err());
     }
 
     #[test]
@@ -577,7 +780,7 @@ mod tests {
         let bed = Bed::new();
         let volumes = Volumes::new(VolumeTable::new(Completeness::Complete));
         let stop = CancellationToken::new();
-        let keeping = volumes.clone().keep(bed.file(), Crashes::default(), stop.clone());
+        let keeping = volumes.clone().keep(bed.file(), Crashes::default(), stop.clone(), || false);
         let calls = async {
             let call = volumes.begin(&stage());
             wait_for(&bed, |places| places.len() == 1).await;
@@ -603,7 +806,7 @@ mod tests {
         let file = VolumeFile::new(&folder, DRIVER, bed.0.path());
         let volumes = Volumes::new(VolumeTable::new(Completeness::Complete));
         let stop = CancellationToken::new();
-        let keeping = volumes.clone().keep(file.clone(), Crashes::default(), stop.clone());
+        let keeping = volumes.clone().keep(file.clone(), Crashes::default(), stop.clone(), || false);
         let calls = async {
             volumes.begin(&stage()).ended(0);
             sleep(Duration::from_millis(200)).await;

@@ -1,6 +1,7 @@
 //! The driver's place in the kubelet: shows, heals and withdraws the registration socket as `policy::registration` says.
 
 pub mod check;
+pub mod kept_socket;
 pub mod server;
 pub mod socket;
 

@@ -145,6 +145,7 @@ mod tests {
 
     fn snapshot(phase: &str, verdict: &str, probe: ProbeNow) -> Snapshot {
         Snapshot {
+            bypass: false,
             fence: None,
             volumes: None,
             version: String::new(),

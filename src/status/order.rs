@@ -1,6 +1,6 @@
 //! An operator's word about the fence, as it travels over the status socket.
 
-use crate::policy::reaction::{Forced, OverrideProblem};
+use crate::policy::fence_override::{Forced, OverrideProblem};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -61,7 +61,19 @@ pub struct Ordered {
     /// By whom, for the log.
     pub by: String,
     /// Whether it is done, or why not.
-    pub answer: oneshot::Sender<Result<(), OverrideProblem>>,
+    pub answer: Answer,
+}
+
+/// Done, with what kept it from being written down, so that it ends with the agent; or not done.
+pub type Answer = oneshot::Sender<Result<Option<String>, OverrideProblem>>;
+
+/// The answer's body.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FenceAnswer {
+    /// Why a restart of the agent would end it, if so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_kept: Option<String>,
 }
 
 /// Where orders go.

@@ -1,13 +1,15 @@
 //! Serves the snapshot on a unix socket to the users that may know: root, and the one we run as.
 
-use super::order::{self, FenceRequest, Ordered, Orders};
+use super::order::{self, FenceAnswer, FenceRequest, Ordered, Orders};
 use super::snapshot::{Snapshot, VolumesNow};
 use crate::health_view::HealthView;
 use crate::http::places::{Answering, Places};
 use crate::parts::{Fatal, Parts};
 use crate::proxy::gate::FenceUp;
 use crate::proxy::volumes::Volumes;
+use crate::quiet::Quiet;
 use crate::registration::Status;
+use crate::registration::kept_socket::{KeptSocket, Look};
 use crate::registration::socket::{PublishError, SocketPath};
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
@@ -20,7 +22,7 @@ use std::path::Path;
 use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::sync::{oneshot, watch};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, interval, timeout};
 use tracing::{debug, info, warn};
 
 /// Ends every status socket's name, after the driver's.
@@ -34,6 +36,9 @@ const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An order has far below 1 KiB.
 const MOST_ORDER_BYTES: usize = 4096;
+
+/// How often the path is looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// After a failed `accept`, so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -51,6 +56,8 @@ pub struct Sources {
     pub fence: watch::Receiver<Option<FenceUp>>,
     /// Where an operator's word goes; without a proxy there is no fence to speak of.
     pub orders: Option<Orders>,
+    /// The agent stays out of the way after crashes of its own.
+    pub bypass: bool,
 }
 
 impl Sources {
@@ -58,7 +65,9 @@ impl Sources {
         let health = self.health.as_ref().map(|health| health.borrow().clone());
         let volumes = self.volumes.as_ref().map(|volumes| volumes.look(VolumesNow::of));
         let fence = self.orders.is_some().then(|| self.fence.borrow().clone());
-        Snapshot::take(&self.status.borrow(), health.as_ref(), fence.as_ref(), volumes, Instant::now().into_std())
+        let now = Instant::now().into_std();
+        let snapshot = Snapshot::take(&self.status.borrow(), health.as_ref(), fence.as_ref(), volumes, now);
+        Snapshot { bypass: self.bypass, ..snapshot }
     }
 }
 
@@ -71,8 +80,8 @@ pub fn serve(path: &Path, sources: Sources, parts: &Parts) {
             return;
         }
     };
-    let (listener, id) = match socket.publish() {
-        Ok(published) => published,
+    let mut place = match KeptSocket::publish(socket) {
+        Ok(place) => place,
         Err(error @ (PublishError::NotASocket { .. } | PublishError::Os { .. })) => {
             warn!(error = &error as &dyn std::error::Error, "no status socket");
             return;
@@ -81,7 +90,8 @@ pub fn serve(path: &Path, sources: Sources, parts: &Parts) {
     info!(socket.path = %path.display(), "status socket open");
     let (connections, stop) = (parts.clone(), parts.stop().clone());
     parts.spawn("status server", async move {
-        let mut places = Places::new(MAX_CONNECTIONS);
+        let (mut places, mut looks, mut quiet) =
+            (Places::new(MAX_CONNECTIONS), interval(LOOK_EVERY), Quiet::default());
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
@@ -89,8 +99,16 @@ pub fn serve(path: &Path, sources: Sources, parts: &Parts) {
             }
             tokio::select! {
                 () = stop.cancelled() => break,
-                accepted = listener.accept() => match accepted {
-                    Ok((stream, _)) => {
+                _ = looks.tick() => keep(&mut place, &mut quiet).await,
+                accepted = place.accept() => match accepted {
+                    Ok(stream) => {
+                        let stream = match UnixStream::from_std(stream) {
+                            Ok(stream) => stream,
+                            Err(error) => {
+                                debug!(error = &error as &dyn std::error::Error, "a connection on the status socket cannot be served");
+                                continue;
+                            }
+                        };
                         // We answer from memory: whoever has been here for a while waits for nothing of ours.
                         let connection = connections.spawn_connection(one(stream, sources.clone(), stop.clone()));
                         places.take(connection, Answering::default());
@@ -103,9 +121,25 @@ pub fn serve(path: &Path, sources: Sources, parts: &Parts) {
             }
         }
         // A newer agent may have taken the path; then there is nothing to do.
-        drop(socket.withdraw(id));
+        place.withdraw();
         Ok::<(), Fatal>(())
     });
+}
+
+/// Looks after our socket: an operator must find the agent that is left when a newer one has gone.
+async fn keep(place: &mut KeptSocket, quiet: &mut Quiet) {
+    match place.look().await {
+        Look::Ours => {
+            quiet.end();
+        }
+        Look::Theirs => {}
+        Look::PutBack => info!(socket.path = %place.path().display(), "status socket open again"),
+        Look::Lost(error) => {
+            if quiet.begin_or_repeat(&error.to_string(), Instant::now()) {
+                warn!(error = &error as &dyn std::error::Error, "the status socket is lost; trying again");
+            }
+        }
+    }
 }
 
 async fn one(stream: UnixStream, sources: Sources, stop: tokio_util::sync::CancellationToken) {
@@ -146,7 +180,7 @@ async fn respond(
             Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
         },
         (&Method::POST, "/fence") => match order(request, who, &sources).await {
-            Ok(()) => (StatusCode::OK, "{}".to_owned()),
+            Ok(answer) => (StatusCode::OK, serde_json::to_string(&answer).unwrap_or_default()),
             Err(told) => told,
         },
         _ => (StatusCode::NOT_FOUND, "only GET /status and POST /fence are answered here\n".to_owned()),
@@ -158,7 +192,7 @@ async fn respond(
 }
 
 /// Takes an operator's word to whoever decides about the fence.
-async fn order(request: Request<Incoming>, by: String, sources: &Sources) -> Result<(), (StatusCode, String)> {
+async fn order(request: Request<Incoming>, by: String, sources: &Sources) -> Result<FenceAnswer, (StatusCode, String)> {
     let bad = |text: String| (StatusCode::BAD_REQUEST, format!("{text}\n"));
     let Some(orders) = &sources.orders else {
         return Err((
@@ -175,7 +209,7 @@ async fn order(request: Request<Incoming>, by: String, sources: &Sources) -> Res
     let gone = || (StatusCode::SERVICE_UNAVAILABLE, "the agent is stopping\n".to_owned());
     orders.send(Ordered { order, by, answer }).await.map_err(|_| gone())?;
     match answered.await {
-        Ok(Ok(())) => Ok(()),
+        Ok(Ok(not_kept)) => Ok(FenceAnswer { not_kept }),
         Ok(Err(problem)) => Err(bad(order::problem(problem).to_owned())),
         Err(_) => Err(gone()),
     }

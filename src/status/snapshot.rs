@@ -27,6 +27,9 @@ pub struct Snapshot {
     /// Volumes in use; absent without a proxy.
     #[serde(default)]
     pub volumes: Option<VolumesNow>,
+    /// The agent stays out of the way after crashes of its own: no proxy, no fence.
+    #[serde(default)]
+    pub bypass: bool,
     /// Each probe.
     pub probes: Vec<ProbeNow>,
     /// What happens next, for a person.
@@ -93,6 +96,15 @@ pub struct OverrideNow {
     pub reason: String,
     /// When it ends by itself.
     pub ends_in_seconds: f64,
+    /// Who asked: user and process.
+    #[serde(default)]
+    pub by: String,
+    /// When that was, in UTC.
+    #[serde(default)]
+    pub since: String,
+    /// It was kept from before a restart of the agent.
+    #[serde(default)]
+    pub from_before: bool,
 }
 
 /// Volumes in use at one moment.
@@ -206,6 +218,7 @@ impl Snapshot {
             health: health.filter(|view| !view.probes.is_empty()).and_then(|view| health_now(view, now)),
             fence: fence.map(|up| fence_now(up.as_ref(), health, now)),
             volumes,
+            bypass: false,
             probes: health
                 .map(|view| view.probes.iter().map(|probe| probe_now(probe, now)).collect())
                 .unwrap_or_default(),
@@ -254,6 +267,9 @@ fn fence_now(up: Option<&FenceUp>, health: Option<&HealthView>, now: Instant) ->
             fence: forced.forced.name().to_owned(),
             reason: forced.reason.clone(),
             ends_in_seconds: seconds(forced.until - now),
+            by: forced.order.by.clone(),
+            since: forced.order.at_utc.clone(),
+            from_before: forced.from_before,
         }),
     }
 }
