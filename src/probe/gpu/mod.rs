@@ -3,7 +3,7 @@
 pub mod bus;
 
 use super::Probe;
-use super::exec::{Command, output};
+use super::exec::{Command, Starter, output};
 use super::join::join_all;
 use super::kmsg::log::{KernelLog, Line};
 use super::kmsg::told;
@@ -29,16 +29,25 @@ pub struct Gpu {
     policy: GpuPolicy,
     log: Option<KernelLog>,
     log_policy: KernelLogPolicy,
-    lane: Lane,
-    lanes: BTreeMap<String, Lane>,
+    bus: Bus,
+    tool: Starter,
     observed: Option<Arc<Observed>>,
 }
+
+/// The lanes on which PCI is looked at.
+#[derive(Debug)]
+struct Bus {
+    lane: Lane,
+    lanes: BTreeMap<String, Lane>,
+}
+
+type OnBusByAddress = BTreeMap<String, Option<OnBus>>;
 
 /// What a look gives.
 #[derive(Debug)]
 pub struct Look {
     listed: Result<Listed, Reason>,
-    on_bus: BTreeMap<String, Option<OnBus>>,
+    on_bus: OnBusByAddress,
     tool: Tool,
     /// Why the kernel log cannot be read, if it should be.
     log_unread: Option<Reason>,
@@ -53,8 +62,8 @@ impl Gpu {
             policy: GpuPolicy::new(settings.rule.clone()),
             log: xid.map(|xid| KernelLog::new(&settings.host.dev, xid.since)),
             log_policy: KernelLogPolicy::new(xid.map(|xid| xid.table.rules(xid.holds)).unwrap_or_default()),
-            lane: Lane::new("gpu"),
-            lanes: BTreeMap::new(),
+            bus: Bus { lane: Lane::new("gpu"), lanes: BTreeMap::new() },
+            tool: Starter::new("gpu-tool"),
             observed: None,
         }
     }
@@ -71,13 +80,16 @@ impl Gpu {
         log.hand_over(line);
         true
     }
+}
 
-    async fn bus(
+impl Bus {
+    async fn look(
         &mut self,
+        settings: &GpuSettings,
         timeout: Duration,
-    ) -> Result<(Result<Listed, Reason>, BTreeMap<String, Option<OnBus>>), Abandoned> {
+    ) -> Result<(Result<Listed, Reason>, OnBusByAddress), Abandoned> {
         let deadline = tokio::time::Instant::now() + timeout;
-        let (sysfs, select) = (self.settings.host.sysfs.clone(), self.settings.select.clone());
+        let (sysfs, select) = (settings.host.sysfs.clone(), settings.select.clone());
         let listed = self.lane.run(timeout, move || list(&sysfs, &select)).await?;
         let Ok(there) = &listed else { return Ok((listed, BTreeMap::new())) };
         // A thread that is stuck in the kernel is not replaced by another one.
@@ -85,7 +97,7 @@ impl Gpu {
         for address in &there.selected {
             self.lanes.entry(address.clone()).or_insert_with(|| Lane::new(address.as_str()));
         }
-        let sysfs = &self.settings.host.sysfs;
+        let sysfs = &settings.host.sysfs;
         let looks =
             self.lanes.iter_mut().filter(|(address, _)| there.selected.contains(*address)).map(|(address, lane)| {
                 let (sysfs, wanted) = (sysfs.clone(), address.clone());
@@ -105,14 +117,14 @@ impl Probe for Gpu {
     type Seen = Look;
 
     async fn look(&mut self, timeout: Duration) -> Result<Look, Abandoned> {
-        let command = self.settings.tool.clone();
+        let (settings, starter) = (&self.settings, &mut self.tool);
         let tool = async {
-            match &command {
-                Some(tool) => ask(&tool.command, tool.recovery_action, timeout).await,
+            match &settings.tool {
+                Some(tool) => ask(starter, &tool.command, tool.recovery_action, timeout).await,
                 None => Tool::NotAsked,
             }
         };
-        let (bus, tool) = tokio::join!(self.bus(timeout), tool);
+        let (bus, tool) = tokio::join!(self.bus.look(settings, timeout), tool);
         let (listed, on_bus) = bus?;
         let log_unread = match &mut self.log {
             Some(log) => log.look(|text| self.log_policy.concerns(text)).await.err(),
@@ -190,7 +202,7 @@ fn show(map: &mut Map<String, Value>, row: &Row) {
 }
 
 /// Runs the tool once.
-async fn ask(command: &Command, recovery_action: bool, timeout: Duration) -> Tool {
+async fn ask(starter: &mut Starter, command: &Command, recovery_action: bool, timeout: Duration) -> Tool {
     let columns = if recovery_action { COLUMNS.as_slice() } else { &COLUMNS[..COLUMNS.len() - 1] };
     let mut command = command.clone();
     command.arguments.push(format!("--query-gpu={}", columns.join(",")).into());
@@ -200,10 +212,10 @@ async fn ask(command: &Command, recovery_action: bool, timeout: Duration) -> Too
         let code = if error.kind() == io::ErrorKind::NotFound { "ToolMissing" } else { "ToolNotRun" };
         Tool::NotRun(Reason::new(code, format!("cannot run {name}: {error}")))
     };
-    let ended = match output(&command, timeout).await {
+    let ended = match output(starter, &command, timeout).await {
         Ok(Ok(ended)) => ended,
-        Ok(Err(Abandoned)) => return Tool::Silent,
-        Err(error) => return not_run(error),
+        Ok(Err(error)) => return not_run(error),
+        Err(Abandoned) => return Tool::Silent,
     };
     match ended.status {
         Ok(status) => {
