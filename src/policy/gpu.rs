@@ -4,7 +4,7 @@ use super::devices::add_up;
 use super::group::Require;
 use super::kernel_log::{Class, Held};
 use super::outcome::{Outcome, Reason, Severity};
-use super::round::Rounds;
+use super::round::Silence;
 use super::smart::{Level, Limits};
 use super::smi::{Answer, Figure, Row};
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,7 +30,7 @@ pub enum Tool {
     /// It cannot be run.
     NotRun(Reason),
     /// It did not end in time.
-    Silent,
+    Silent(Silence),
     /// Its answer.
     Said(Answer),
 }
@@ -51,8 +51,8 @@ pub struct GpuRule {
 /// What one look saw.
 #[derive(Debug, Clone, Copy)]
 pub struct Look<'a> {
-    /// Those that are there and selected, by their address; `None` did not answer in time.
-    pub on_bus: &'a BTreeMap<String, Option<OnBus>>,
+    /// Those that are there and selected, by their address, and what was read of those that answered in time.
+    pub on_bus: &'a BTreeMap<String, Result<OnBus, Silence>>,
     /// Addresses that the settings name and that are not there.
     pub absent: &'a [String],
     /// What the settings leave out.
@@ -73,15 +73,12 @@ pub struct GpuPolicy {
     rule: GpuRule,
     /// Those that were seen and had nothing wrong.
     good: BTreeSet<String>,
-    silent: BTreeMap<String, Rounds>,
-    tool_rounds: Rounds,
 }
 
 impl GpuPolicy {
     /// Nothing was seen yet.
     pub fn new(rule: GpuRule) -> Self {
-        let tool_rounds = Rounds::new(rule.timeout);
-        Self { rule, good: BTreeSet::new(), silent: BTreeMap::new(), tool_rounds }
+        Self { rule, good: BTreeSet::new() }
     }
 
     /// The outcome, and that of each GPU.
@@ -89,17 +86,12 @@ impl GpuPolicy {
         let answer = if let Tool::Said(answer) = look.tool { Some(answer) } else { None };
         let mut each: BTreeMap<String, Outcome> = BTreeMap::new();
         for (address, on_bus) in look.on_bus {
-            let rounds = self.silent.entry(address.clone()).or_insert_with(|| Rounds::new(self.rule.timeout));
             let outcome = match on_bus {
-                None => rounds.abandoned(),
-                Some(on_bus) => {
-                    rounds.answered();
-                    self.rule.gpu(address, on_bus, answer)
-                }
+                Err(silence) => silence.outcome(self.rule.timeout),
+                Ok(on_bus) => self.rule.gpu(address, on_bus, answer),
             };
             each.insert(address.clone(), outcome);
         }
-        self.silent.retain(|address, _| look.on_bus.contains_key(address));
         // What the tool alone knows of: this machine's bus may not be to be seen.
         let by_tool = answer.map(|answer| answer.rows.iter().map(|row| &row.pci)).into_iter().flatten();
         let complained = answer.map(|answer| answer.failed.iter().map(|(pci, _)| pci)).into_iter().flatten();
@@ -163,14 +155,11 @@ impl GpuPolicy {
         Outcome::Failure(Reason::new("TooFewGpus", message), Severity::Hard)
     }
 
-    fn tool(&mut self, tool: &Tool) -> Outcome {
-        if !matches!(tool, Tool::Silent) {
-            self.tool_rounds.answered();
-        }
+    fn tool(&self, tool: &Tool) -> Outcome {
         let answer = match tool {
             Tool::NotAsked => return Outcome::Success,
             Tool::NotRun(reason) => return Outcome::Unknown(reason.clone()),
-            Tool::Silent => return self.tool_rounds.abandoned(),
+            Tool::Silent(silence) => return silence.outcome(self.rule.timeout),
             Tool::Said(answer) => answer,
         };
         let exit = answer.exit.map_or_else(|| "killed by a signal".to_owned(), |exit| format!("exit {exit}"));
@@ -272,12 +261,16 @@ mod tests {
         }
     }
 
-    fn bus(addresses: &[&str]) -> BTreeMap<String, Option<OnBus>> {
+    fn bus(addresses: &[&str]) -> BTreeMap<String, Result<OnBus, Silence>> {
         let nvidia = OnBus { answers: Some(true), driver: Some("nvidia".into()) };
-        addresses.iter().map(|address| ((*address).to_owned(), Some(nvidia.clone()))).collect()
+        addresses.iter().map(|address| ((*address).to_owned(), Ok(nvidia.clone()))).collect()
     }
 
-    fn look<'a>(on_bus: &'a BTreeMap<String, Option<OnBus>>, tool: &'a Tool, none: &'a BTreeSet<String>) -> Look<'a> {
+    fn look<'a>(
+        on_bus: &'a BTreeMap<String, Result<OnBus, Silence>>,
+        tool: &'a Tool,
+        none: &'a BTreeSet<String>,
+    ) -> Look<'a> {
         Look { on_bus, absent: &[], excluded: none, doubt: None, tool, held: &[], log_unread: None }
     }
 
@@ -362,7 +355,8 @@ mod tests {
         assert_eq!(named(&judged(rule(), &BUS, &missing).0), ("unknown", "ToolMissing"));
         let mut policy = GpuPolicy::new(rule());
         let (on_bus, none) = (bus(&BUS), BTreeSet::new());
-        let names: Vec<_> = (0..3).map(|_| policy.judge(look(&on_bus, &Tool::Silent, &none)).0.name()).collect();
+        let silent = [1, 2, 3].map(|rounds| Tool::Silent(Silence(rounds)));
+        let names: Vec<_> = silent.iter().map(|tool| policy.judge(look(&on_bus, tool, &none)).0.name()).collect();
         assert_eq!(names, ["unknown", "unknown", "failure"]);
     }
 
@@ -386,7 +380,7 @@ mod tests {
         let mut policy = GpuPolicy::new(rule());
         let mut on_bus = bus(&BUS);
         assert_eq!(policy.judge(look(&on_bus, &Tool::NotAsked, &none)).0, Outcome::Success);
-        on_bus.insert(BUS[0].into(), Some(OnBus { answers: Some(false), driver: None }));
+        on_bus.insert(BUS[0].into(), Ok(OnBus { answers: Some(false), driver: None }));
         assert_eq!(named(&policy.judge(look(&on_bus, &Tool::NotAsked, &none)).0), ("failure", "OffTheBus"));
         on_bus.remove(BUS[0]);
         let (outcome, _) = policy.judge(look(&on_bus, &Tool::NotAsked, &none));

@@ -3,7 +3,7 @@
 use super::devices::add_up;
 use super::group::Require;
 use super::outcome::{Outcome, Reason, Severity};
-use super::round::Rounds;
+use super::round::Silence;
 use super::smart::{SmartLimits, SmartLog, SmartPolicy};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -57,7 +57,7 @@ pub enum Smart {
     /// It cannot be read at all: a right, a device file, or the command is missing.
     NotPermitted(Reason),
     /// No answer in time.
-    Silent,
+    Silent(Silence),
 }
 
 /// What was read of one controller.
@@ -71,13 +71,13 @@ pub struct Seen {
     pub unreachable: Option<String>,
 }
 
-/// A controller, and what was read of it; `None` if it did not answer in time.
+/// A controller, and what was read of it, if it answered in time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Looked {
     /// Its name now.
     pub name: String,
     /// What was read.
-    pub seen: Option<Seen>,
+    pub seen: Result<Seen, Silence>,
 }
 
 /// What is asked of the controllers.
@@ -101,7 +101,7 @@ pub struct NvmePolicy {
 }
 
 /// What is remembered of a controller.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Known {
     /// As it was called last.
     name: String,
@@ -109,9 +109,7 @@ struct Known {
     good: bool,
     /// Since when it has not been live, without a break.
     away_since: Option<Instant>,
-    rounds: Rounds,
     smart: SmartPolicy,
-    smart_rounds: Rounds,
     /// Whether the last word of its SMART log was a failure; `None` before the first.
     smart_failed: Option<bool>,
 }
@@ -138,15 +136,11 @@ impl NvmePolicy {
             if self.known.len() >= MAX_KNOWN && !self.known.contains_key(lasting) {
                 self.known.retain(|_, known| known.good);
             }
-            let timeout = self.rule.timeout;
-            let known = self.known.entry(lasting.clone()).or_insert_with(|| Known::new(timeout));
+            let known = self.known.entry(lasting.clone()).or_default();
             known.name.clone_from(&looked.name);
             let outcome = match &looked.seen {
-                None => known.rounds.abandoned(),
-                Some(seen) => {
-                    known.rounds.answered();
-                    known.judge(seen, &self.rule, now)
-                }
+                Err(silence) => silence.outcome(self.rule.timeout),
+                Ok(seen) => known.judge(seen, &self.rule, now),
             };
             outcomes.push((looked.name.clone(), outcome));
         }
@@ -171,18 +165,6 @@ impl NvmePolicy {
 }
 
 impl Known {
-    fn new(timeout: Duration) -> Self {
-        Self {
-            name: String::new(),
-            good: false,
-            away_since: None,
-            rounds: Rounds::new(timeout),
-            smart: SmartPolicy::default(),
-            smart_rounds: Rounds::new(timeout),
-            smart_failed: None,
-        }
-    }
-
     fn judge(&mut self, seen: &Seen, rule: &NvmeRule, now: Instant) -> Outcome {
         let state = match &seen.state {
             Ok(state) => self.state(state, rule, now),
@@ -230,9 +212,6 @@ impl Known {
 
     /// What is not known now never takes back what the drive said before: only a page that says better does.
     fn smart(&mut self, smart: &Smart, rule: &NvmeRule, now: Instant) -> Outcome {
-        if !matches!(smart, Smart::Silent) {
-            self.smart_rounds.answered();
-        }
         match smart {
             Smart::NotAsked => Outcome::Success,
             Smart::Log(log) => {
@@ -242,7 +221,7 @@ impl Known {
             }
             Smart::NotPermitted(reason) if self.smart_failed != Some(true) => Outcome::Warning(reason.clone()),
             Smart::NotPermitted(reason) | Smart::Unread(reason) => Outcome::Unknown(reason.clone()),
-            Smart::Silent => self.smart_rounds.abandoned(),
+            Smart::Silent(silence) => silence.outcome(rule.timeout),
         }
     }
 }
@@ -260,25 +239,25 @@ mod tests {
         NvmePolicy::new(NvmeRule { require, grace: 60 * SECOND, smart, timeout: 3 * SECOND })
     }
 
-    fn seen(state: &str) -> Option<Seen> {
-        Some(Seen { state: Ok(State::parse(state)), smart: Smart::NotAsked, unreachable: None })
+    fn seen(state: &str) -> Result<Seen, Silence> {
+        Ok(Seen { state: Ok(State::parse(state)), smart: Smart::NotAsked, unreachable: None })
     }
 
-    fn with_smart(smart: Smart) -> Option<Seen> {
-        Some(Seen { state: Ok(State::Live), smart, unreachable: None })
+    fn with_smart(smart: Smart) -> Result<Seen, Silence> {
+        Ok(Seen { state: Ok(State::Live), smart, unreachable: None })
     }
 
     fn named(outcome: &Outcome) -> (&'static str, &'static str) {
         (outcome.name(), outcome.reason().map_or("", |reason| reason.code))
     }
 
-    fn there<const N: usize>(controllers: [(&str, Option<Seen>); N]) -> BTreeMap<String, Looked> {
+    fn there<const N: usize>(controllers: [(&str, Result<Seen, Silence>); N]) -> BTreeMap<String, Looked> {
         let looked = |(name, seen): (&str, _)| (format!("id of {name}"), Looked { name: name.to_owned(), seen });
         controllers.into_iter().map(looked).collect()
     }
 
     /// One controller over time, a second a round.
-    fn over_time(rounds: impl IntoIterator<Item = Option<Seen>>) -> Vec<(&'static str, &'static str)> {
+    fn over_time(rounds: impl IntoIterator<Item = Result<Seen, Silence>>) -> Vec<(&'static str, &'static str)> {
         let (mut policy, start) = (policy(Require::All), some_instant());
         let rounds = rounds.into_iter().enumerate().map(|(second, seen)| {
             let now = start + u32::try_from(second).unwrap() * SECOND;
@@ -315,9 +294,13 @@ mod tests {
         assert_eq!(over_time(back).last(), Some(&("success", "")));
     }
 
+    fn silent(rounds: u32) -> Result<Seen, Silence> {
+        Err(Silence(rounds))
+    }
+
     #[test]
     fn silence_is_unknown_twice_and_then_a_soft_failure() {
-        let said = over_time([seen("live"), None, None, None, seen("live"), None]);
+        let said = over_time([seen("live"), silent(1), silent(2), silent(3), seen("live"), silent(1)]);
         assert_eq!(
             said.iter().map(|said| said.0).collect::<Vec<_>>(),
             ["success", "unknown", "unknown", "failure", "success", "unknown"]
@@ -375,21 +358,22 @@ mod tests {
         let (good, read_only) = (page(100, 0), page(100, 8));
         let unread = || with_smart(Smart::Unread(Reason::new("SmartImplausible", "")));
         let refused = || with_smart(Smart::NotPermitted(Reason::new("SmartNotPermitted", "")));
-        let names = |rounds: Vec<Option<Seen>>| over_time(rounds).into_iter().map(|said| said.0).collect::<Vec<_>>();
+        let names =
+            |rounds: Vec<Result<Seen, Silence>>| over_time(rounds).into_iter().map(|said| said.0).collect::<Vec<_>>();
         assert_eq!(names(vec![refused(), refused()]), ["warning", "warning"], "the state is known, and good");
         assert_eq!(names(vec![unread(), good.clone()]), ["unknown", "success"]);
         assert_eq!(
             names(vec![read_only.clone(), unread(), refused(), good]),
             ["failure", "unknown", "unknown", "success"]
         );
-        let silent = || with_smart(Smart::Silent);
-        assert_eq!(names(vec![silent(), silent(), silent()]), ["unknown", "unknown", "failure"]);
+        let silent = |rounds| with_smart(Smart::Silent(Silence(rounds)));
+        assert_eq!(names(vec![silent(1), silent(2), silent(3)]), ["unknown", "unknown", "failure"]);
     }
 
     #[test]
     fn a_live_controller_without_a_path_to_its_namespaces_warns() {
         let seen = Seen { state: Ok(State::Live), smart: Smart::NotAsked, unreachable: Some("inaccessible".into()) };
-        assert_eq!(over_time([Some(seen)]), [("warning", "PathLost")]);
+        assert_eq!(over_time([Ok(seen)]), [("warning", "PathLost")]);
     }
 
     proptest! {

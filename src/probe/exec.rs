@@ -265,7 +265,7 @@ mod tests {
         let began = Instant::now();
         for _ in 0..5 {
             assert_eq!(run(&mut starter, &command, Duration::from_millis(100)).await, Err(Abandoned));
-            assert!(starter.is_busy());
+            assert!(starter.stays_busy().await);
         }
         assert!(began.elapsed() < Duration::from_secs(20), "it held up the thread for {:?}", began.elapsed());
         drop(holder);

@@ -2,6 +2,7 @@
 
 pub mod attribute;
 pub mod csi;
+mod device_lane;
 pub mod exec;
 pub mod gpu;
 pub mod health_file;

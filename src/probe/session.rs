@@ -28,7 +28,7 @@ use tokio::net::unix::pipe::Receiver;
 use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 /// Where programs are found; the rest of our environment is not passed on.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -40,6 +40,9 @@ const SHELL: &str = "/bin/sh";
 ///
 /// Source: <https://sourceware.org/git/?p=glibc.git;a=blob;f=posix/spawn.h>
 const SET_SESSION: i32 = 0x80;
+
+/// What was killed is usually buried within this.
+const BURIAL: Duration = Duration::from_millis(100);
 
 /// Pauses between looks at what was killed and is not dead yet.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
@@ -101,9 +104,9 @@ impl Starter {
         Self { lane: Lane::new(name), free: Arc::new(Semaphore::new(1)) }
     }
 
-    /// Whether a command is being started, or not buried yet.
-    pub fn is_busy(&self) -> bool {
-        self.free.available_permits() == 0
+    /// Whether a command is being started, or not buried yet, and that is not over in a moment.
+    pub async fn stays_busy(&self) -> bool {
+        timeout(BURIAL, self.free.acquire()).await.is_err()
     }
 
     /// Starts the command. Its input is empty, its environment `PATH` and what is set, its signals are as by default, and

@@ -3,6 +3,7 @@
 pub mod bus;
 
 use super::Probe;
+use super::device_lane::{DeviceLane, Patience};
 use super::exec::{Command, Starter, output};
 use super::join::join_all;
 use super::kmsg::log::{KernelLog, Line};
@@ -13,6 +14,7 @@ use crate::config::probes::GpuSettings;
 use crate::policy::gpu::{self, GpuPolicy, OnBus, Tool};
 use crate::policy::kernel_log::KernelLogPolicy;
 use crate::policy::outcome::{Outcome, Reason};
+use crate::policy::round::Silence;
 use crate::policy::smi::{Answer, COLUMNS, Figure, Row};
 use bus::{Listed, list, on_bus};
 use serde_json::{Map, Value, json};
@@ -31,6 +33,7 @@ pub struct Gpu {
     log_policy: KernelLogPolicy,
     bus: Bus,
     tool: Starter,
+    patience: Patience,
     observed: Option<Arc<Observed>>,
 }
 
@@ -38,10 +41,10 @@ pub struct Gpu {
 #[derive(Debug)]
 struct Bus {
     lane: Lane,
-    lanes: BTreeMap<String, Lane>,
+    lanes: BTreeMap<String, DeviceLane>,
 }
 
-type OnBusByAddress = BTreeMap<String, Option<OnBus>>;
+type OnBusByAddress = BTreeMap<String, Result<OnBus, Silence>>;
 
 /// What a look gives.
 #[derive(Debug)]
@@ -64,6 +67,7 @@ impl Gpu {
             log_policy: KernelLogPolicy::new(xid.map(|xid| xid.table.rules(xid.holds)).unwrap_or_default()),
             bus: Bus { lane: Lane::new("gpu"), lanes: BTreeMap::new() },
             tool: Starter::new("gpu-tool"),
+            patience: Patience::default(),
             observed: None,
         }
     }
@@ -95,17 +99,15 @@ impl Bus {
         // A thread that is stuck in the kernel is not replaced by another one.
         self.lanes.retain(|address, lane| there.selected.contains(address) || lane.is_busy());
         for address in &there.selected {
-            self.lanes.entry(address.clone()).or_insert_with(|| Lane::new(address.as_str()));
+            self.lanes.entry(address.clone()).or_insert_with(|| DeviceLane::new(address.as_str()));
         }
         let sysfs = &settings.host.sysfs;
         let looks =
             self.lanes.iter_mut().filter(|(address, _)| there.selected.contains(*address)).map(|(address, lane)| {
                 let (sysfs, wanted) = (sysfs.clone(), address.clone());
-                let left = deadline.saturating_duration_since(tokio::time::Instant::now());
-                let look: Pin<Box<dyn Future<Output = _> + Send + '_>> =
-                    Box::pin(
-                        async move { (address.clone(), lane.run(left, move || on_bus(&sysfs, &wanted)).await.ok()) },
-                    );
+                let look: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(async move {
+                    (address.clone(), lane.ask(deadline, timeout, move || on_bus(&sysfs, &wanted)).await)
+                });
                 look
             });
         let on_bus = join_all(looks.collect()).await.into_iter().collect();
@@ -117,12 +119,16 @@ impl Probe for Gpu {
     type Seen = Look;
 
     async fn look(&mut self, timeout: Duration) -> Result<Look, Abandoned> {
-        let (settings, starter) = (&self.settings, &mut self.tool);
+        let (settings, starter, patience) = (&self.settings, &mut self.tool, &mut self.patience);
         let tool = async {
-            match &settings.tool {
-                Some(tool) => ask(starter, &tool.command, tool.recovery_action, timeout).await,
-                None => Tool::NotAsked,
+            let Some(tool) = &settings.tool else { return Tool::NotAsked };
+            // One that cannot be started or killed is not waited for again.
+            if let Some(silence) = patience.still_waiting(starter.stays_busy().await, timeout) {
+                return Tool::Silent(silence);
             }
+            patience.ask();
+            let answer = ask(starter, &tool.command, tool.recovery_action, timeout).await;
+            patience.heard(answer).unwrap_or_else(Tool::Silent)
         };
         let (bus, tool) = tokio::join!(self.bus.look(settings, timeout), tool);
         let (listed, on_bus) = bus?;
@@ -158,7 +164,7 @@ impl Probe for Gpu {
         let mut observed: Observed = self.log_policy.held(now).iter().map(told).collect();
         for (address, outcome) in each {
             let mut map = judged(&outcome);
-            if let Some(Some(on_bus)) = seen.on_bus.get(&address) {
+            if let Some(Ok(on_bus)) = seen.on_bus.get(&address) {
                 map.insert("driver".to_owned(), json!(on_bus.driver));
             }
             if let Some(row) = answer.and_then(|answer| answer.rows.iter().find(|row| row.pci == address)) {
@@ -202,7 +208,12 @@ fn show(map: &mut Map<String, Value>, row: &Row) {
 }
 
 /// Runs the tool once.
-async fn ask(starter: &mut Starter, command: &Command, recovery_action: bool, timeout: Duration) -> Tool {
+async fn ask(
+    starter: &mut Starter,
+    command: &Command,
+    recovery_action: bool,
+    timeout: Duration,
+) -> Result<Tool, Abandoned> {
     let columns = if recovery_action { COLUMNS.as_slice() } else { &COLUMNS[..COLUMNS.len() - 1] };
     let mut command = command.clone();
     command.arguments.push(format!("--query-gpu={}", columns.join(",")).into());
@@ -212,18 +223,17 @@ async fn ask(starter: &mut Starter, command: &Command, recovery_action: bool, ti
         let code = if error.kind() == io::ErrorKind::NotFound { "ToolMissing" } else { "ToolNotRun" };
         Tool::NotRun(Reason::new(code, format!("cannot run {name}: {error}")))
     };
-    let ended = match output(starter, &command, timeout).await {
-        Ok(Ok(ended)) => ended,
-        Ok(Err(error)) => return not_run(error),
-        Err(Abandoned) => return Tool::Silent,
+    let ended = match output(starter, &command, timeout).await? {
+        Ok(ended) => ended,
+        Err(error) => return Ok(not_run(error)),
     };
-    match ended.status {
+    Ok(match ended.status {
         Ok(status) => {
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
             Tool::Said(Answer::parse(&text(&ended.said), &text(&ended.complained), status.code()))
         }
         Err(error) => not_run(error),
-    }
+    })
 }
 
 #[cfg(test)]
@@ -300,6 +310,31 @@ mod tests {
         assert_eq!(said(&mut probe, TIMEOUT).await, ("failure", "DeviceGone"));
         fs::remove_dir_all(root.path().join("bus")).unwrap();
         assert_eq!(said(&mut probe, TIMEOUT).await, ("unknown", "SysfsUnreadable"));
+    }
+
+    #[tokio::test]
+    async fn a_gpu_that_hangs_costs_its_own_word_and_nobody_waits_for_it_again() {
+        let root = tempfile::tempdir().unwrap();
+        fs::write(root.path().join("kmsg"), "").unwrap();
+        for address in ["0000:17:00.0", "0000:18:00.0"] {
+            device(root.path(), address, "0x10de\n", "0x030200\n", &[0xde, 0x10, 0, 0]);
+        }
+        let mut probe = Gpu::new(&settings(root.path(), None));
+        assert_eq!(said(&mut probe, TIMEOUT).await, ("success", ""));
+        let hung = "0000:18:00.0";
+        let release = probe.bus.lanes.get_mut(hung).unwrap().hang().await;
+        let (long, began) = (Duration::from_secs(600), tokio::time::Instant::now());
+        for (silent, outcome) in [(1, "unknown"), (2, "unknown"), (3, "failure")] {
+            probe.bus.lanes.get_mut(hung).unwrap().be_silent(silent);
+            assert_eq!(said(&mut probe, long).await, (outcome, "NotAnswering"));
+            assert_eq!(probe.observed().unwrap()["0000:17:00.0"]["outcome"], json!("success"));
+        }
+        assert!(began.elapsed() < long / 10, "it was waited for");
+        drop(release);
+        while probe.bus.lanes[hung].is_busy() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(said(&mut probe, TIMEOUT).await, ("success", ""), "and it is back");
     }
 
     #[tokio::test]

@@ -5,12 +5,14 @@ mod admin;
 pub mod read;
 
 use super::Probe;
+use super::device_lane::DeviceLane;
 use super::join::join_all;
 use super::lane::{Abandoned, Lane};
 use super::observed::{Observed, judged};
 use crate::config::probes::NvmeSettings;
 use crate::policy::nvme::{Looked, NvmePolicy, Seen, Smart, State};
 use crate::policy::outcome::{Outcome, Reason};
+use crate::policy::round::Silence;
 use read::{Controller, Listed, controller, list, recorded_smart, smart};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -42,15 +44,15 @@ enum Pages {
 
 #[derive(Debug)]
 struct Lanes {
-    sysfs: Lane,
-    drive: Lane,
+    sysfs: DeviceLane,
+    drive: DeviceLane,
 }
 
 /// What a look gives.
 #[derive(Debug)]
 pub struct Look {
     listed: Result<Listed, Reason>,
-    controllers: BTreeMap<String, Option<(Controller, Smart)>>,
+    controllers: BTreeMap<String, Result<(Controller, Smart), Silence>>,
 }
 
 impl Nvme {
@@ -95,7 +97,7 @@ impl Probe for Nvme {
         let (settings, pages) = (&self.settings, self.pages);
         let looks = self.lanes.iter_mut().filter(|(name, _)| names.contains(name)).map(|(name, lanes)| {
             let look: Pin<Box<dyn Future<Output = _> + Send + '_>> =
-                Box::pin(async move { (name.clone(), lanes.look(settings, pages, name, deadline).await) });
+                Box::pin(async move { (name.clone(), lanes.look(settings, pages, name, deadline, timeout).await) });
             look
         });
         let controllers = join_all(looks.collect()).await.into_iter().collect();
@@ -127,14 +129,15 @@ impl Probe for Nvme {
             while controllers.contains_key(&key) {
                 key.push('+');
             }
-            let seen = seen.controllers.get(name).and_then(Option::as_ref).map(facts);
+            let Some(seen) = seen.controllers.get(name) else { continue };
+            let seen = seen.as_ref().map(facts).map_err(|silence| *silence);
             controllers.insert(key, Looked { name: name.clone(), seen });
         }
         self.lasting.retain(|name, _| seen.controllers.contains_key(name));
         let (outcome, each) = self.policy.judge(&controllers, &listed.absent, listed.whole, now);
         let shown = each.into_iter().map(|(name, outcome)| {
             let mut map = judged(&outcome);
-            if let Some(Some((controller, smart))) = seen.controllers.get(&name) {
+            if let Some(Ok((controller, smart))) = seen.controllers.get(&name) {
                 show(&mut map, controller, smart);
             }
             (name, Value::Object(map))
@@ -155,7 +158,7 @@ impl Probe for Nvme {
 impl Lanes {
     fn new(name: &str) -> Self {
         // A thread's name has 15 bytes.
-        Self { sysfs: Lane::new(name), drive: Lane::new(format!("{name}-smart")) }
+        Self { sysfs: DeviceLane::new(name), drive: DeviceLane::new(format!("{name}-smart")) }
     }
 
     async fn look(
@@ -164,21 +167,20 @@ impl Lanes {
         pages: Pages,
         name: &str,
         deadline: tokio::time::Instant,
-    ) -> Option<(Controller, Smart)> {
-        let left = || deadline.saturating_duration_since(tokio::time::Instant::now());
+        timeout: Duration,
+    ) -> Result<(Controller, Smart), Silence> {
         let (sysfs, wanted) = (settings.host.sysfs.clone(), name.to_owned());
-        let seen = self.sysfs.run(left(), move || controller(&sysfs, &wanted)).await.ok()?;
+        let seen = self.sysfs.ask(deadline, timeout, move || controller(&sysfs, &wanted)).await?;
         // A controller that is being reset would keep the command until it is done.
         if !settings.smart || seen.state != Ok(State::Live) {
-            return Some((seen, Smart::NotAsked));
+            return Ok((seen, Smart::NotAsked));
         }
         let (host, wanted) = (settings.host.clone(), name.to_owned());
-        let page = self.drive.run(left(), move || match pages {
+        let page = self.drive.ask(deadline, timeout, move || match pages {
             Pages::Drive => smart(&host.sysfs, &host.dev, &wanted),
             Pages::Trace => recorded_smart(&host.dev, &wanted),
         });
-        let page = page.await;
-        Some((seen, page.unwrap_or(Smart::Silent)))
+        Ok((seen, page.await.unwrap_or_else(Smart::Silent)))
     }
 }
 
@@ -208,7 +210,7 @@ fn show(map: &mut serde_json::Map<String, Value>, controller: &Controller, smart
         Smart::NotPermitted(reason) | Smart::Unread(reason) => {
             map.insert("smart".to_owned(), json!(reason.code));
         }
-        Smart::Silent => {
+        Smart::Silent(_) => {
             map.insert("smart".to_owned(), json!("NotAnswering"));
         }
         Smart::NotAsked => {}
@@ -354,15 +356,18 @@ mod tests {
         tree.controller("nvme1", &[("state", "live")]);
         let mut probe = Nvme::new(&tree.settings(&[], &[], false));
         assert_eq!(said(&mut probe, TIMEOUT).await, ("success", ""));
-        let (release, held) = std::sync::mpsc::channel::<()>();
-        let short = Duration::from_millis(300);
-        let lane = &mut probe.lanes.get_mut("nvme1").unwrap().sysfs;
-        assert!(lane.run(Duration::from_millis(1), move || held.recv().is_ok()).await.is_err());
-        for (outcome, code) in [("unknown", "NotAnswering"), ("unknown", "NotAnswering"), ("failure", "NotAnswering")] {
-            assert_eq!(said(&mut probe, short).await, (outcome, code));
+        let release = probe.lanes.get_mut("nvme1").unwrap().sysfs.hang().await;
+        let (long, began) = (Duration::from_secs(600), tokio::time::Instant::now());
+        for (silent, outcome) in [(1, "unknown"), (2, "unknown"), (3, "failure")] {
+            probe.lanes.get_mut("nvme1").unwrap().sysfs.be_silent(silent);
+            assert_eq!(said(&mut probe, long).await, (outcome, "NotAnswering"));
             assert_eq!(probe.observed().unwrap()["nvme0"]["outcome"], json!("success"));
         }
-        release.send(()).unwrap();
+        assert!(began.elapsed() < long / 10, "nobody waits for it again");
+        drop(release);
+        while probe.lanes["nvme1"].sysfs.is_busy() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
         assert_eq!(said(&mut probe, TIMEOUT).await, ("success", ""), "and it is back");
     }
 

@@ -16,6 +16,7 @@ mod fixture;
 mod tests;
 
 use super::Probe;
+use super::device_lane::DeviceLane;
 use super::join::join_all;
 use super::lane::{Abandoned, Lane};
 use super::link_events::LinkEvents;
@@ -27,6 +28,7 @@ use crate::policy::rdma::fabric::Fabric;
 use crate::policy::rdma::rules::RdmaRules;
 use crate::policy::rdma::seen::{Answer, Round, Verbs};
 use crate::policy::repeats::Events;
+use crate::policy::round::Silence;
 use crate::probe::tree::Tree;
 use crate::quiet::Quiet;
 use attributes::Attributes;
@@ -58,16 +60,6 @@ pub struct Rdma {
     routes_at: Option<tokio::time::Instant>,
     keeper: Keeper,
     seen: Option<(Round, Arc<Observed>)>,
-}
-
-/// One device's lane, and how long it has been silent.
-#[derive(Debug)]
-struct DeviceLane {
-    lane: Lane,
-    /// Rounds without an answer, in a row.
-    silent: u32,
-    /// When the job began that is outstanding.
-    asked: Option<tokio::time::Instant>,
 }
 
 /// Keeps what is known good.
@@ -102,53 +94,24 @@ impl Rdma {
 
     async fn read(&mut self, selected: Vec<Listed>, until: tokio::time::Instant, timeout: Duration) -> Vec<Answer> {
         // A device that is gone while it hangs keeps its thread: if it comes back, there shall not be two.
-        self.devices.retain(|name, device| device.lane.is_busy() || selected.iter().any(|one| one.name == *name));
+        self.devices.retain(|name, device| device.is_busy() || selected.iter().any(|one| one.name == *name));
         for one in &selected {
             if !self.devices.contains_key(&one.name) {
-                let lane = Lane::new(format!("rdma {}", one.name));
-                self.devices.insert(one.name.clone(), DeviceLane { lane, silent: 0, asked: None });
+                self.devices.insert(one.name.clone(), DeviceLane::new(format!("rdma {}", one.name)));
             }
         }
         let (settings, files) = (&self.settings, self.files);
         let answers = self.devices.iter_mut().filter_map(|(name, device)| {
             let listed = selected.iter().find(|one| one.name == *name)?.clone();
-            Some(Box::pin(device.ask(Arc::clone(settings), files, listed, until, timeout)))
+            let (name, pci) = (listed.name.clone(), listed.pci.clone());
+            let settings = Arc::clone(settings);
+            let job = move || device::read(&settings.host, files, &settings.rules, &listed);
+            Some(Box::pin(async move {
+                let answer = device.ask(until, timeout, job).await;
+                answer.unwrap_or_else(|Silence(rounds)| Answer::Silent { name, pci, rounds })
+            }))
         });
         join_all(answers.collect()).await
-    }
-}
-
-impl DeviceLane {
-    async fn ask(
-        &mut self,
-        settings: Arc<RdmaSettings>,
-        files: DeviceFiles,
-        listed: Listed,
-        until: tokio::time::Instant,
-        timeout: Duration,
-    ) -> Answer {
-        let now = tokio::time::Instant::now();
-        let (name, pci) = (listed.name.clone(), listed.pci.clone());
-        if self.lane.is_busy()
-            && let Some(asked) = self.asked
-        {
-            // Nobody waits for it again, but each further time-out counts.
-            let more = (now - asked).as_nanos() / timeout.as_nanos().max(1);
-            let rounds = self.silent.saturating_add(u32::try_from(more).unwrap_or(u32::MAX).saturating_sub(1));
-            return Answer::Silent { name, pci, rounds };
-        }
-        self.asked = Some(now);
-        let job = move || device::read(&settings.host, files, &settings.rules, &listed);
-        match self.lane.run(until.saturating_duration_since(now), job).await {
-            Ok(answer) => {
-                self.silent = 0;
-                answer
-            }
-            Err(Abandoned) => {
-                self.silent = self.silent.saturating_add(1);
-                Answer::Silent { name, pci, rounds: self.silent }
-            }
-        }
     }
 }
 

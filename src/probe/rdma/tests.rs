@@ -434,12 +434,7 @@ async fn files_that_cannot_be_read_cost_one_thing_unknown_and_no_time() {
 async fn a_device_that_hangs_costs_its_own_word_only() {
     let mut bed = Bed::all(Host::rails(2));
     assert_eq!(bed.says().await, "success");
-    let (release, blocked) = std::sync::mpsc::channel::<()>();
-    let short = Duration::from_millis(50);
-    let lane = bed.probe.devices.get_mut("mlx5_1").unwrap();
-    lane.asked = Some(tokio::time::Instant::now());
-    lane.silent = 1;
-    assert_eq!(lane.lane.run(short, move || blocked.recv().is_ok()).await, Err(Abandoned));
+    let release = bed.probe.devices.get_mut("mlx5_1").unwrap().hang().await;
     bed.set("mlx5_0", "state", "1: DOWN\n");
     let began = tokio::time::Instant::now();
     assert_eq!(bed.says().await, "failure PortDown hard");
@@ -447,37 +442,13 @@ async fn a_device_that_hangs_costs_its_own_word_only() {
     assert_eq!(bed.seen("mlx5_1/1", "reason"), json!("NotAnswering"));
     bed.set("mlx5_0", "state", "4: ACTIVE\n");
     assert_eq!(bed.says().await, "unknown NotAnswering");
-    bed.probe.devices.get_mut("mlx5_1").unwrap().silent = 3;
+    bed.probe.devices.get_mut("mlx5_1").unwrap().be_silent(3);
     assert_eq!(bed.says().await, "failure NotAnswering soft");
-    release.send(()).unwrap();
-    while bed.probe.devices["mlx5_1"].lane.is_busy() {
+    drop(release);
+    while bed.probe.devices["mlx5_1"].is_busy() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert_eq!(bed.says().await, "success");
-}
-
-#[tokio::test]
-async fn silence_counts_by_whole_timeouts() {
-    let mut lane = DeviceLane { lane: Lane::new("test"), silent: 0, asked: None };
-    let tree = HostTree { sysfs: "/nowhere".into(), dev: "/nowhere".into(), proc: "/nowhere".into() };
-    let settings = Arc::new(RdmaSettings { host: tree, rules: RdmaRules::default() });
-    let (release, blocked) = std::sync::mpsc::channel::<()>();
-    let hung = lane.lane.run(Duration::from_millis(10), move || blocked.recv().is_ok()).await;
-    assert_eq!(hung, Err(Abandoned));
-    let listed = || Listed { name: "mlx5_0".into(), pci: None };
-    let timeout = Duration::from_secs(3600);
-    lane.silent = 1;
-    let now = tokio::time::Instant::now();
-    for (hours, counted) in [(1, 1), (2, 2), (3, 3), (10, 10)] {
-        lane.asked = now.checked_sub(timeout * hours);
-        if lane.asked.is_none() {
-            // The machine has not been up for so long.
-            continue;
-        }
-        let answer = lane.ask(Arc::clone(&settings), DeviceFiles::Real, listed(), now + timeout, timeout).await;
-        assert_eq!(answer, Answer::Silent { name: "mlx5_0".into(), pci: None, rounds: counted });
-    }
-    release.send(()).unwrap();
 }
 
 #[tokio::test]
