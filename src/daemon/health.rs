@@ -8,6 +8,7 @@ use crate::config::settings::Health as Settings;
 use crate::config::watched::Watched;
 use crate::driver_ready::DriverReady;
 use crate::health_view::{HealthView, ProbeView};
+use crate::known_devices::KnownDevices;
 use crate::known_ports::KnownPorts;
 use crate::metrics::Metrics;
 use crate::parts::{Fatal, Parts};
@@ -56,7 +57,7 @@ pub(super) struct HealthPart {
     view: watch::Sender<HealthView>,
     rules: Rules,
     state: StateFile,
-    known: KnownPorts,
+    known: Known,
     lane: Lane,
     state_quiet: Quiet,
     /// In the policy's order.
@@ -66,6 +67,12 @@ pub(super) struct HealthPart {
     metrics: Metrics,
     ready: DriverReady,
     parts: Parts,
+}
+
+/// What was good before.
+pub(super) struct Known {
+    pub(super) ports: KnownPorts,
+    pub(super) devices: KnownDevices,
 }
 
 /// A probe that runs, and what was told of it.
@@ -106,7 +113,7 @@ impl HealthPart {
     pub(super) fn start(
         settings: &Settings,
         rules_of_reaction: Rules,
-        (state, known): (StateFile, KnownPorts),
+        (state, known): (StateFile, Known),
         heard: Heard,
         metrics: Metrics,
         ready: DriverReady,
@@ -190,10 +197,17 @@ impl HealthPart {
             ProbeKind::HealthFile { path, limits } => self.spawn(id, HealthFile::new(path, *limits), &settings, &stop),
             ProbeKind::Csi { socket } => self.spawn(id, Csi::new(socket, self.ready.clone()), &settings, &stop),
             ProbeKind::Exec { command } => self.spawn(id, Exec::new(command), &settings, &stop),
-            ProbeKind::Nvme(nvme) => self.spawn(id, Nvme::new(nvme), &settings, &stop),
-            ProbeKind::Gpu(gpu) => self.spawn(id, Gpu::new(gpu), &settings, &stop),
+            ProbeKind::Nvme(nvme) => {
+                let selects = format!("{:?} {:?} {:?}", nvme.host, nvme.devices, nvme.exclude);
+                let known = self.known.devices.of(&settings.name, selects);
+                self.spawn(id, Nvme::new(nvme, known), &settings, &stop);
+            }
+            ProbeKind::Gpu(gpu) => {
+                let known = self.known.devices.of(&settings.name, format!("{:?} {:?}", gpu.host, gpu.select));
+                self.spawn(id, Gpu::new(gpu, known), &settings, &stop);
+            }
             ProbeKind::Kmsg(kmsg) => self.spawn(id, Kmsg::new(kmsg), &settings, &stop),
-            ProbeKind::Rdma(rdma) => self.spawn(id, Rdma::new(rdma, self.known.clone()), &settings, &stop),
+            ProbeKind::Rdma(rdma) => self.spawn(id, Rdma::new(rdma, self.known.ports.clone()), &settings, &stop),
         }
         Runner {
             id,

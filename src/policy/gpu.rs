@@ -1,6 +1,6 @@
 //! GPUs: which are there, which answer on the bus, and what the tool and the kernel log say of each.
 
-use super::devices::add_up;
+use super::devices::{Good, add_up};
 use super::group::Require;
 use super::kernel_log::{Class, Held};
 use super::outcome::{Outcome, Reason, Severity};
@@ -72,13 +72,18 @@ pub struct Look<'a> {
 pub struct GpuPolicy {
     rule: GpuRule,
     /// Those that were seen and had nothing wrong.
-    good: BTreeSet<String>,
+    good: BTreeMap<String, Good>,
 }
 
 impl GpuPolicy {
-    /// Nothing was seen yet.
-    pub fn new(rule: GpuRule) -> Self {
-        Self { rule, good: BTreeSet::new() }
+    /// Nothing was seen yet but `good`, by address.
+    pub fn new(rule: GpuRule, good: BTreeMap<String, Good>) -> Self {
+        Self { rule, good: good.into_iter().take(MAX_KNOWN).collect() }
+    }
+
+    /// Those that were good once and are to be missed, by address.
+    pub fn good(&self) -> impl Iterator<Item = (&String, &Good)> + Clone {
+        self.good.iter()
     }
 
     /// The outcome, and that of each GPU.
@@ -119,12 +124,14 @@ impl GpuPolicy {
         for address in look.absent {
             each.insert(address.clone(), gone("is named in the settings and not there"));
         }
-        for address in self.good.iter().filter(|_| look.doubt.is_none()) {
+        for address in self.good.keys().filter(|_| look.doubt.is_none()) {
             each.entry(address.clone()).or_insert_with(|| gone("was there and is gone"));
         }
         let good = each.iter().filter(|(_, outcome)| matches!(outcome, Outcome::Success)).map(|(address, _)| address);
-        let good: Vec<String> = good.take(MAX_KNOWN.saturating_sub(self.good.len())).cloned().collect();
-        self.good.extend(good);
+        let news = good.filter(|address| !self.good.contains_key(*address));
+        let news: Vec<String> = news.take(MAX_KNOWN.saturating_sub(self.good.len())).cloned().collect();
+        let place = |address: String| (address.clone(), Good { pci: Some(address.clone()), name: address });
+        self.good.extend(news.into_iter().map(place));
         let devices: Vec<(&str, &Outcome)> =
             each.iter().map(|(address, outcome)| (address.as_str(), outcome)).collect();
         let none = || Reason::new("NoGpu", "there is no GPU that the settings select");
@@ -283,7 +290,7 @@ mod tests {
     }
 
     fn judged(rule: GpuRule, addresses: &[&str], tool: &Tool) -> (Outcome, Vec<(String, Outcome)>) {
-        GpuPolicy::new(rule).judge(look(&bus(addresses), tool, &BTreeSet::new()))
+        GpuPolicy::new(rule, BTreeMap::new()).judge(look(&bus(addresses), tool, &BTreeSet::new()))
     }
 
     #[test]
@@ -353,7 +360,7 @@ mod tests {
         assert_eq!(judged(rule(), &BUS, &Tool::NotAsked).0, Outcome::Success);
         let missing = Tool::NotRun(Reason::new("ToolMissing", ""));
         assert_eq!(named(&judged(rule(), &BUS, &missing).0), ("unknown", "ToolMissing"));
-        let mut policy = GpuPolicy::new(rule());
+        let mut policy = GpuPolicy::new(rule(), BTreeMap::new());
         let (on_bus, none) = (bus(&BUS), BTreeSet::new());
         let silent = [1, 2, 3].map(|rounds| Tool::Silent(Silence(rounds)));
         let names: Vec<_> = silent.iter().map(|tool| policy.judge(look(&on_bus, tool, &none)).0.name()).collect();
@@ -377,7 +384,7 @@ mod tests {
     #[test]
     fn a_gpu_off_the_bus_fails_and_one_that_vanishes_is_missed() {
         let none = BTreeSet::new();
-        let mut policy = GpuPolicy::new(rule());
+        let mut policy = GpuPolicy::new(rule(), BTreeMap::new());
         let mut on_bus = bus(&BUS);
         assert_eq!(policy.judge(look(&on_bus, &Tool::NotAsked, &none)).0, Outcome::Success);
         on_bus.insert(BUS[0].into(), Ok(OnBus { answers: Some(false), driver: None }));
@@ -389,12 +396,23 @@ mod tests {
     }
 
     #[test]
+    fn one_that_was_good_before_is_missed_from_the_start() {
+        let (none, first) = (BTreeSet::new(), bus(&BUS));
+        let mut before = GpuPolicy::new(rule(), BTreeMap::new());
+        assert_eq!(before.judge(look(&first, &Tool::NotAsked, &none)).0, Outcome::Success);
+        let good: BTreeMap<String, Good> = before.good().map(|(id, good)| (id.clone(), good.clone())).collect();
+        assert_eq!(good.keys().collect::<Vec<_>>(), BUS);
+        let (outcome, _) = GpuPolicy::new(rule(), good).judge(look(&bus(&BUS[1..]), &Tool::NotAsked, &none));
+        assert_eq!(named(&outcome), ("failure", "DeviceGone"));
+    }
+
+    #[test]
     fn an_xid_belongs_to_its_gpu() {
         let held = |class| Held::for_test("xid-79", class, "PCI:0000:18:00");
         for (class, seen) in [(Class::Fatal, ("failure", "Xid")), (Class::Warn, ("warning", "Xid"))] {
             let (on_bus, none, held) = (bus(&BUS), BTreeSet::new(), [held(class)]);
-            let (outcome, each) =
-                GpuPolicy::new(rule()).judge(Look { held: &held, ..look(&on_bus, &Tool::NotAsked, &none) });
+            let (outcome, each) = GpuPolicy::new(rule(), BTreeMap::new())
+                .judge(Look { held: &held, ..look(&on_bus, &Tool::NotAsked, &none) });
             assert_eq!(named(&outcome), seen);
             assert_eq!(each.iter().filter(|(_, outcome)| *outcome != Outcome::Success).count(), 1);
         }

@@ -1,6 +1,6 @@
 //! NVMe controllers: what each one's state means, how long it may last, and which must be there.
 
-use super::devices::add_up;
+use super::devices::{Good, add_up};
 use super::group::Require;
 use super::outcome::{Outcome, Reason, Severity};
 use super::round::Silence;
@@ -76,6 +76,8 @@ pub struct Seen {
 pub struct Looked {
     /// Its name now.
     pub name: String,
+    /// Its PCI address, if it has one.
+    pub pci: Option<String>,
     /// What was read.
     pub seen: Result<Seen, Silence>,
 }
@@ -103,8 +105,8 @@ pub struct NvmePolicy {
 /// What is remembered of a controller.
 #[derive(Debug, Default)]
 struct Known {
-    /// As it was called last.
-    name: String,
+    /// As it was last.
+    place: Good,
     /// Was it ever live?
     good: bool,
     /// Since when it has not been live, without a break.
@@ -115,9 +117,16 @@ struct Known {
 }
 
 impl NvmePolicy {
-    /// Nothing was seen yet.
-    pub fn new(rule: NvmeRule) -> Self {
-        Self { rule, known: BTreeMap::new() }
+    /// Nothing was seen yet but `good`, which was live before.
+    pub fn new(rule: NvmeRule, good: BTreeMap<String, Good>) -> Self {
+        let known = good.into_iter().take(MAX_KNOWN);
+        let known = known.map(|(lasting, place)| (lasting, Known { place, good: true, ..Known::default() })).collect();
+        Self { rule, known }
+    }
+
+    /// Those that were live once and are to be missed, by what stays of each when its name changes.
+    pub fn good(&self) -> impl Iterator<Item = (&String, &Good)> + Clone {
+        self.known.iter().filter(|(_, known)| known.good).map(|(lasting, known)| (lasting, &known.place))
     }
 
     /// The outcome, and that of each controller.
@@ -137,7 +146,8 @@ impl NvmePolicy {
                 self.known.retain(|_, known| known.good);
             }
             let known = self.known.entry(lasting.clone()).or_default();
-            known.name.clone_from(&looked.name);
+            known.place.name.clone_from(&looked.name);
+            known.place.pci.clone_from(&looked.pci);
             let outcome = match &looked.seen {
                 Err(silence) => silence.outcome(self.rule.timeout),
                 Ok(seen) => known.judge(seen, &self.rule, now),
@@ -148,14 +158,19 @@ impl NvmePolicy {
             |name: &str, why: &str| (name.to_owned(), Outcome::Failure(Reason::new("DeviceGone", why), Severity::Soft));
         outcomes.extend(absent.iter().map(|name| gone(name, "is named in the settings and not there")));
         if whole {
-            self.known.retain(|lasting, known| known.good || seen.contains_key(lasting));
+            // In the place of one that was replaced sits another now.
+            let sits_there = |pci: &String| seen.values().any(|looked| looked.pci.as_ref() == Some(pci));
+            self.known.retain(|lasting, known| {
+                let replaced = known.place.pci.as_ref().is_some_and(sits_there);
+                seen.contains_key(lasting) || known.good && !replaced
+            });
             let lost = self
                 .known
                 .iter_mut()
-                .filter(|(lasting, known)| !seen.contains_key(*lasting) && !absent.contains(&known.name));
+                .filter(|(lasting, known)| !seen.contains_key(*lasting) && !absent.contains(&known.place.name));
             outcomes.extend(lost.map(|(_, known)| {
                 known.away_since.get_or_insert(now);
-                gone(&known.name, "was live and is gone")
+                gone(&known.place.name, "was live and is gone")
             }));
         }
         let devices: Vec<(&str, &Outcome)> = outcomes.iter().map(|(name, outcome)| (name.as_str(), outcome)).collect();
@@ -234,9 +249,13 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
+    fn rule(require: Require, smart: SmartLimits) -> NvmeRule {
+        NvmeRule { require, grace: 60 * SECOND, smart, timeout: 3 * SECOND }
+    }
+
     fn policy(require: Require) -> NvmePolicy {
         let smart = SmartLimits::default();
-        NvmePolicy::new(NvmeRule { require, grace: 60 * SECOND, smart, timeout: 3 * SECOND })
+        NvmePolicy::new(rule(require, smart), BTreeMap::new())
     }
 
     fn seen(state: &str) -> Result<Seen, Silence> {
@@ -252,7 +271,8 @@ mod tests {
     }
 
     fn there<const N: usize>(controllers: [(&str, Result<Seen, Silence>); N]) -> BTreeMap<String, Looked> {
-        let looked = |(name, seen): (&str, _)| (format!("id of {name}"), Looked { name: name.to_owned(), seen });
+        let looked =
+            |(name, seen): (&str, _)| (format!("id of {name}"), Looked { name: name.to_owned(), pci: None, seen });
         controllers.into_iter().map(looked).collect()
     }
 
@@ -328,9 +348,26 @@ mod tests {
         let (mut policy, now) = (policy(Require::All), some_instant());
         policy.judge(&there([("nvme0", seen("live"))]), &[], true, now);
         assert_eq!(policy.judge(&BTreeMap::new(), &[], true, now).0.name(), "failure");
-        let renamed = Looked { name: "nvme3".into(), seen: seen("live") };
+        let renamed = Looked { name: "nvme3".into(), pci: None, seen: seen("live") };
         let (outcome, each) = policy.judge(&BTreeMap::from([("id of nvme0".into(), renamed)]), &[], true, now);
         assert_eq!((outcome, each.len()), (Outcome::Success, 1));
+    }
+
+    #[test]
+    fn one_that_was_live_before_is_missed_from_the_start_and_one_that_was_replaced_is_not() {
+        let now = some_instant();
+        let at = |pci: &str| Good { name: "nvme0".into(), pci: Some(pci.to_owned()) };
+        let good = BTreeMap::from([("old".to_owned(), at("0000:01:00.0"))]);
+        let mut policy = NvmePolicy::new(rule(Require::All, SmartLimits::default()), good.clone());
+        assert!(policy.good().eq(good.iter()));
+        let there = |pci: &str| Looked { name: "nvme1".into(), pci: Some(pci.to_owned()), seen: seen("live") };
+        let elsewhere = BTreeMap::from([("new".to_owned(), there("0000:02:00.0"))]);
+        assert_eq!(named(&policy.judge(&elsewhere, &[], true, now).0), ("failure", "DeviceGone"));
+        let in_its_place = BTreeMap::from([("new".to_owned(), there("0000:01:00.0"))]);
+        assert_eq!(named(&policy.judge(&in_its_place, &[], false, now).0), ("success", ""), "unread is no absence");
+        assert!(policy.good().any(|(lasting, _)| lasting == "old"));
+        assert_eq!(named(&policy.judge(&in_its_place, &[], true, now).0), ("success", ""));
+        assert_eq!(policy.good().map(|(lasting, _)| lasting.as_str()).collect::<Vec<_>>(), ["new"]);
     }
 
     #[test]

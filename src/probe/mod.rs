@@ -7,6 +7,7 @@ pub mod exec;
 pub mod gpu;
 pub mod health_file;
 pub mod join;
+mod keeper;
 pub mod kmsg;
 pub mod lane;
 pub mod link_events;

@@ -6,11 +6,13 @@ use super::Probe;
 use super::device_lane::{DeviceLane, Patience};
 use super::exec::{Command, Starter, output};
 use super::join::join_all;
+use super::keeper::Keeper;
 use super::kmsg::log::{KernelLog, Line};
 use super::kmsg::told;
 use super::lane::{Abandoned, Lane};
 use super::observed::{Observed, judged};
 use crate::config::probes::GpuSettings;
+use crate::known_devices::KnownOf;
 use crate::policy::gpu::{self, GpuPolicy, OnBus, Tool};
 use crate::policy::kernel_log::KernelLogPolicy;
 use crate::policy::outcome::{Outcome, Reason};
@@ -29,6 +31,8 @@ use std::time::{Duration, Instant};
 pub struct Gpu {
     settings: GpuSettings,
     policy: GpuPolicy,
+    known: KnownOf,
+    keeper: Keeper,
     log: Option<KernelLog>,
     log_policy: KernelLogPolicy,
     bus: Bus,
@@ -57,12 +61,14 @@ pub struct Look {
 }
 
 impl Gpu {
-    /// Looks at the GPUs that `settings` selects.
-    pub fn new(settings: &GpuSettings) -> Self {
+    /// Looks at the GPUs that `settings` selects. Those that it finds good are noted in `known`.
+    pub fn new(settings: &GpuSettings, known: KnownOf) -> Self {
         let xid = settings.xid.as_ref();
         Self {
             settings: settings.clone(),
-            policy: GpuPolicy::new(settings.rule.clone()),
+            policy: GpuPolicy::new(settings.rule.clone(), known.devices()),
+            known,
+            keeper: Keeper::new("gpu-known"),
             log: xid.map(|xid| KernelLog::new(&settings.host.dev, xid.since)),
             log_policy: KernelLogPolicy::new(xid.map(|xid| xid.table.rules(xid.holds)).unwrap_or_default()),
             bus: Bus { lane: Lane::new("gpu"), lanes: BTreeMap::new() },
@@ -75,7 +81,7 @@ impl Gpu {
     /// Reads no kernel log: the lines of a trace are handed over.
     pub fn replayed(settings: &GpuSettings) -> Self {
         let log = settings.xid.as_ref().map(|_| KernelLog::replayed());
-        Self { log, ..Self::new(settings) }
+        Self { log, ..Self::new(settings, KnownOf::in_memory()) }
     }
 
     /// Takes in a line of the trace; one that means nothing is left out. Says whether it wakes the probe.
@@ -130,6 +136,8 @@ impl Probe for Gpu {
             let answer = ask(starter, &tool.command, tool.recovery_action, timeout).await;
             patience.heard(answer).unwrap_or_else(Tool::Silent)
         };
+        let known = self.known.clone();
+        self.keeper.keep(self.known.path(), move || known.save()).await;
         let (bus, tool) = tokio::join!(self.bus.look(settings, timeout), tool);
         let (listed, on_bus) = bus?;
         let log_unread = match &mut self.log {
@@ -160,6 +168,7 @@ impl Probe for Gpu {
             log_unread: seen.log_unread.as_ref(),
         };
         let (outcome, each) = self.policy.judge(look);
+        self.keeper.note(self.known.learn(self.policy.good()));
         let answer = if let Tool::Said(answer) = &seen.tool { Some(answer) } else { None };
         let mut observed: Observed = self.log_policy.held(now).iter().map(told).collect();
         for (address, outcome) in each {
@@ -240,6 +249,7 @@ async fn ask(
 mod tests {
     use super::*;
     use crate::config::probes::{GpuSelect, HostTree, SmiTool, XidSettings};
+    use crate::known_devices::KnownDevices;
     use crate::policy::gpu::GpuRule;
     use crate::policy::group::Require;
     use crate::policy::kernel_log::Since;
@@ -293,7 +303,7 @@ mod tests {
         device(root.path(), "0000:17:00.0", "0x10de\n", "0x030200\n", &[0xde, 0x10, 0, 0]);
         device(root.path(), "0000:17:00.1", "0x10de\n", "0x040300\n", &[0xff; 64]);
         device(root.path(), "0000:00:02.0", "0x8086\n", "0x030000\n", &[0xff; 64]);
-        let mut probe = Gpu::new(&settings(root.path(), None));
+        let mut probe = Gpu::new(&settings(root.path(), None), KnownOf::in_memory());
         assert_eq!(said(&mut probe, TIMEOUT).await, ("success", ""));
         assert_eq!(probe.observed().unwrap().keys().collect::<Vec<_>>(), ["0000:17:00.0"]);
         assert_eq!(probe.observed().unwrap()["0000:17:00.0"]["driver"], json!("nvidia"));
@@ -319,7 +329,7 @@ mod tests {
         for address in ["0000:17:00.0", "0000:18:00.0"] {
             device(root.path(), address, "0x10de\n", "0x030200\n", &[0xde, 0x10, 0, 0]);
         }
-        let mut probe = Gpu::new(&settings(root.path(), None));
+        let mut probe = Gpu::new(&settings(root.path(), None), KnownOf::in_memory());
         assert_eq!(said(&mut probe, TIMEOUT).await, ("success", ""));
         let hung = "0000:18:00.0";
         let release = probe.bus.lanes.get_mut(hung).unwrap().hang().await;
@@ -338,13 +348,37 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_gpu_that_was_good_is_missed_after_a_restart() {
+        let (root, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::write(root.path().join("kmsg"), "").unwrap();
+        let known = || {
+            let known = KnownDevices::load(state.path(), "x.example.com", Path::new("/proc")).unwrap();
+            known.of("gpus", "all".into())
+        };
+        for address in ["0000:17:00.0", "0000:18:00.0"] {
+            device(root.path(), address, "0x10de\n", "0x030200\n", &[0xde, 0x10, 0, 0]);
+        }
+        let mut probe = Gpu::new(&settings(root.path(), None), known());
+        // A round keeps what the one before has learnt, if the disk is quick enough.
+        for _ in 0..100 {
+            assert_eq!(said(&mut probe, TIMEOUT).await, ("success", ""));
+            if known().devices().len() == 2 {
+                break;
+            }
+        }
+        fs::remove_dir_all(root.path().join("bus/pci/devices/0000:18:00.0")).unwrap();
+        let mut next = Gpu::new(&settings(root.path(), None), known());
+        assert_eq!(said(&mut next, TIMEOUT).await, ("failure", "DeviceGone"));
+    }
+
+    #[tokio::test]
     async fn an_xid_wakes_the_probe_and_is_its_gpus() {
         let root = tempfile::tempdir().unwrap();
         device(root.path(), "0000:17:00.0", "0x10de\n", "0x030200\n", &[0xde, 0x10]);
         rustix::fs::mkfifoat(rustix::fs::CWD, root.path().join("kmsg"), rustix::fs::Mode::from_raw_mode(0o600))
             .unwrap();
         let mut kernel = fs::OpenOptions::new().read(true).write(true).open(root.path().join("kmsg")).unwrap();
-        let mut probe = Gpu::new(&settings(root.path(), None));
+        let mut probe = Gpu::new(&settings(root.path(), None), KnownOf::in_memory());
         assert_eq!(said(&mut probe, TIMEOUT).await, ("success", ""));
         let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let line = format!(
@@ -361,9 +395,15 @@ mod tests {
     async fn a_log_that_cannot_be_read_warns_and_hides_nothing() {
         let root = tempfile::tempdir().unwrap();
         device(root.path(), "0000:17:00.0", "0x10de\n", "0x030200\n", &[0xde, 0x10]);
-        assert_eq!(said(&mut Gpu::new(&settings(root.path(), None)), TIMEOUT).await, ("warning", "KernelLogMissing"));
+        assert_eq!(
+            said(&mut Gpu::new(&settings(root.path(), None), KnownOf::in_memory()), TIMEOUT).await,
+            ("warning", "KernelLogMissing")
+        );
         device(root.path(), "0000:17:00.0", "0x10de\n", "0x030200\n", &[0xff; 64]);
-        assert_eq!(said(&mut Gpu::new(&settings(root.path(), None)), TIMEOUT).await, ("failure", "OffTheBus"));
+        assert_eq!(
+            said(&mut Gpu::new(&settings(root.path(), None), KnownOf::in_memory()), TIMEOUT).await,
+            ("failure", "OffTheBus")
+        );
     }
 
     #[tokio::test]
@@ -381,12 +421,16 @@ mod tests {
                 ("failure", "ToolFailed"),
             ),
         ] {
-            assert_eq!(said(&mut Gpu::new(&settings(root.path(), Some(&script))), TIMEOUT).await, seen, "{script}");
+            assert_eq!(
+                said(&mut Gpu::new(&settings(root.path(), Some(&script)), KnownOf::in_memory()), TIMEOUT).await,
+                seen,
+                "{script}"
+            );
         }
         let mut missing = settings(root.path(), Some(""));
         missing.tool.as_mut().unwrap().command.program = "/no/such/nvidia-smi".into();
-        assert_eq!(said(&mut Gpu::new(&missing), TIMEOUT).await, ("unknown", "ToolMissing"));
-        let mut hung = Gpu::new(&settings(root.path(), Some("sleep 60")));
+        assert_eq!(said(&mut Gpu::new(&missing, KnownOf::in_memory()), TIMEOUT).await, ("unknown", "ToolMissing"));
+        let mut hung = Gpu::new(&settings(root.path(), Some("sleep 60")), KnownOf::in_memory());
         let short = Duration::from_millis(300);
         for outcome in ["unknown", "unknown", "failure"] {
             assert_eq!(said(&mut hung, short).await, (outcome, "NotAnswering"));

@@ -7,9 +7,11 @@ pub mod read;
 use super::Probe;
 use super::device_lane::DeviceLane;
 use super::join::join_all;
+use super::keeper::Keeper;
 use super::lane::{Abandoned, Lane};
 use super::observed::{Observed, judged};
 use crate::config::probes::NvmeSettings;
+use crate::known_devices::KnownOf;
 use crate::policy::nvme::{Looked, NvmePolicy, Seen, Smart, State};
 use crate::policy::outcome::{Outcome, Reason};
 use crate::policy::round::Silence;
@@ -27,6 +29,8 @@ pub struct Nvme {
     settings: NvmeSettings,
     pages: Pages,
     policy: NvmePolicy,
+    known: KnownOf,
+    keeper: Keeper,
     lane: Lane,
     lanes: BTreeMap<String, Lanes>,
     /// What stays of each when its name changes, by its name; kept for when it cannot be read.
@@ -56,12 +60,14 @@ pub struct Look {
 }
 
 impl Nvme {
-    /// Reads the controllers that `settings` selects.
-    pub fn new(settings: &NvmeSettings) -> Self {
+    /// Reads the controllers that `settings` selects. Those that it finds live are noted in `known`.
+    pub fn new(settings: &NvmeSettings, known: KnownOf) -> Self {
         Self {
             settings: settings.clone(),
             pages: Pages::Drive,
-            policy: NvmePolicy::new(settings.rule.clone()),
+            policy: NvmePolicy::new(settings.rule.clone(), known.devices()),
+            known,
+            keeper: Keeper::new("nvme-known"),
             lane: Lane::new("nvme"),
             lanes: BTreeMap::new(),
             lasting: BTreeMap::new(),
@@ -73,7 +79,7 @@ impl Nvme {
 impl Nvme {
     /// Reads a trace's tree, SMART logs included.
     pub fn replayed(settings: &NvmeSettings) -> Self {
-        Self { pages: Pages::Trace, ..Self::new(settings) }
+        Self { pages: Pages::Trace, ..Self::new(settings, KnownOf::in_memory()) }
     }
 }
 
@@ -85,6 +91,8 @@ impl Probe for Nvme {
         let (sysfs, devices, exclude) =
             (self.settings.host.sysfs.clone(), self.settings.devices.clone(), self.settings.exclude.clone());
         let listed = self.lane.run(timeout, move || list(&sysfs, &devices, &exclude)).await?;
+        let known = self.known.clone();
+        self.keeper.keep(self.known.path(), move || known.save()).await;
         let names: Vec<String> =
             listed.iter().flat_map(|listed| &listed.selected).map(|(identity, _)| identity.name.clone()).collect();
         if listed.is_ok() {
@@ -131,10 +139,12 @@ impl Probe for Nvme {
             }
             let Some(seen) = seen.controllers.get(name) else { continue };
             let seen = seen.as_ref().map(facts).map_err(|silence| *silence);
-            controllers.insert(key, Looked { name: name.clone(), seen });
+            let pci = Some(identity.pci.clone()).filter(|pci| !pci.is_empty());
+            controllers.insert(key, Looked { name: name.clone(), pci, seen });
         }
         self.lasting.retain(|name, _| seen.controllers.contains_key(name));
         let (outcome, each) = self.policy.judge(&controllers, &listed.absent, listed.whole, now);
+        self.keeper.note(self.known.learn(self.policy.good()));
         let shown = each.into_iter().map(|(name, outcome)| {
             let mut map = judged(&outcome);
             if let Some(Ok((controller, smart))) = seen.controllers.get(&name) {
@@ -221,6 +231,7 @@ fn show(map: &mut serde_json::Map<String, Value>, controller: &Controller, smart
 mod tests {
     use super::*;
     use crate::config::probes::HostTree;
+    use crate::known_devices::KnownDevices;
     use crate::policy::group::Require;
     use crate::policy::nvme::NvmeRule;
     use crate::policy::nvme_selector::Selector;
@@ -297,7 +308,7 @@ mod tests {
         ];
         tree.controller("nvme1", &tcp);
         tree.controller("nvme-fabrics", &[("state", "dead")]);
-        let mut probe = Nvme::new(&tree.settings(&[], &[], false));
+        let mut probe = Nvme::new(&tree.settings(&[], &[], false), KnownOf::in_memory());
         assert_eq!(said(&mut probe, TIMEOUT).await, ("warning", "Connecting"));
         let observed = probe.observed().unwrap();
         assert_eq!(observed.keys().collect::<Vec<_>>(), ["nvme0", "nvme1"]);
@@ -305,14 +316,17 @@ mod tests {
         assert_eq!(observed["nvme1"]["namespaces"], json!(["nvme1c1n1:optimized"]));
         for word in ["nvme0", "PHX1", "01:00.0"] {
             assert_eq!(
-                said(&mut Nvme::new(&tree.settings(&[word], &[], false)), TIMEOUT).await,
+                said(&mut Nvme::new(&tree.settings(&[word], &[], false), KnownOf::in_memory()), TIMEOUT).await,
                 ("success", ""),
                 "{word}"
             );
         }
-        assert_eq!(said(&mut Nvme::new(&tree.settings(&["192.168.1.*"], &[], false)), TIMEOUT).await.0, "warning");
+        assert_eq!(
+            said(&mut Nvme::new(&tree.settings(&["192.168.1.*"], &[], false), KnownOf::in_memory()), TIMEOUT).await.0,
+            "warning"
+        );
         let absent = tree.settings(&["nvme0", "PHX2"], &[], false);
-        assert_eq!(said(&mut Nvme::new(&absent), TIMEOUT).await, ("failure", "DeviceGone"));
+        assert_eq!(said(&mut Nvme::new(&absent, KnownOf::in_memory()), TIMEOUT).await, ("failure", "DeviceGone"));
     }
 
     #[tokio::test]
@@ -323,19 +337,43 @@ mod tests {
         tree.controller("nvme1", &[("serial", "X")]);
         mkfifoat(CWD, tree.folder("nvme1").join("state"), Mode::RUSR | Mode::WUSR).unwrap();
         let writer = fs::OpenOptions::new().read(true).write(true).open(tree.folder("nvme1").join("state")).unwrap();
-        let mut probe = Nvme::new(&tree.settings(&[], &["nvme1"], false));
+        let mut probe = Nvme::new(&tree.settings(&[], &["nvme1"], false), KnownOf::in_memory());
         assert_eq!(said(&mut probe, TIMEOUT).await, ("success", ""));
-        let mut probe = Nvme::new(&tree.settings(&[], &[], false));
+        let mut probe = Nvme::new(&tree.settings(&[], &[], false), KnownOf::in_memory());
         assert_eq!(said(&mut probe, TIMEOUT).await, ("unknown", "StateUnreadable"));
         assert_eq!(probe.observed().unwrap()["nvme0"]["outcome"], json!("success"));
         drop(writer);
     }
 
     #[tokio::test]
+    async fn a_controller_that_was_live_is_missed_after_a_restart() {
+        let tree = Tree::new();
+        let state = tempfile::tempdir().unwrap();
+        let known = || {
+            let known = KnownDevices::load(state.path(), "x.example.com", Path::new("/proc")).unwrap();
+            known.of("drives", "all".into())
+        };
+        for name in ["nvme0", "nvme1"] {
+            tree.controller(name, &[("state", "live"), ("serial", name)]);
+        }
+        let mut probe = Nvme::new(&tree.settings(&[], &[], false), known());
+        // A round keeps what the one before has learnt, if the disk is quick enough.
+        for _ in 0..100 {
+            assert_eq!(said(&mut probe, TIMEOUT).await, ("success", ""));
+            if known().devices().len() == 2 {
+                break;
+            }
+        }
+        fs::remove_dir_all(tree.folder("nvme1")).unwrap();
+        let mut next = Nvme::new(&tree.settings(&[], &[], false), known());
+        assert_eq!(said(&mut next, TIMEOUT).await, ("failure", "DeviceGone"));
+    }
+
+    #[tokio::test]
     async fn a_serial_number_that_cannot_be_read_is_no_absence() {
         let tree = Tree::new();
         tree.controller("nvme0", &[("state", "live"), ("serial", "PHX1"), ("cntlid", "0")]);
-        let mut probe = Nvme::new(&tree.settings(&["PHX1", "nvme*"], &[], false));
+        let mut probe = Nvme::new(&tree.settings(&["PHX1", "nvme*"], &[], false), KnownOf::in_memory());
         assert_eq!(said(&mut probe, TIMEOUT).await, ("success", ""));
         // A folder in its place cannot be read as a file.
         fs::remove_file(tree.folder("nvme0").join("serial")).unwrap();
@@ -354,7 +392,7 @@ mod tests {
         let tree = Tree::new();
         tree.controller("nvme0", &[("state", "live")]);
         tree.controller("nvme1", &[("state", "live")]);
-        let mut probe = Nvme::new(&tree.settings(&[], &[], false));
+        let mut probe = Nvme::new(&tree.settings(&[], &[], false), KnownOf::in_memory());
         assert_eq!(said(&mut probe, TIMEOUT).await, ("success", ""));
         let release = probe.lanes.get_mut("nvme1").unwrap().sysfs.hang().await;
         let (long, began) = (Duration::from_secs(600), tokio::time::Instant::now());
@@ -375,7 +413,7 @@ mod tests {
     async fn without_the_right_or_the_device_file_the_state_still_counts() {
         let tree = Tree::new();
         tree.controller("nvme0", &[("state", "live"), ("dev", "1:3")]);
-        let mut probe = Nvme::new(&tree.settings(&[], &[], true));
+        let mut probe = Nvme::new(&tree.settings(&[], &[], true), KnownOf::in_memory());
         assert_eq!(said(&mut probe, TIMEOUT).await, ("warning", "SmartNoDevice"));
         fs::create_dir(tree.0.path().join("dev")).unwrap();
         fs::write(tree.0.path().join("dev/nvme0"), "").unwrap();
@@ -387,7 +425,7 @@ mod tests {
     #[tokio::test]
     async fn what_cannot_be_listed_is_unknown_and_what_is_not_there_is_not() {
         let tree = Tree::new();
-        let mut probe = Nvme::new(&tree.settings(&[], &[], false));
+        let mut probe = Nvme::new(&tree.settings(&[], &[], false), KnownOf::in_memory());
         assert_eq!(said(&mut probe, TIMEOUT).await, ("failure", "NoController"));
         fs::remove_dir_all(tree.0.path().join("class")).unwrap();
         assert_eq!(said(&mut probe, TIMEOUT).await, ("unknown", "SysfsUnreadable"));

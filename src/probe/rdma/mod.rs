@@ -18,6 +18,7 @@ mod tests;
 use super::Probe;
 use super::device_lane::DeviceLane;
 use super::join::join_all;
+use super::keeper::Keeper;
 use super::lane::{Abandoned, Lane};
 use super::link_events::LinkEvents;
 use super::observed::Observed;
@@ -30,22 +31,16 @@ use crate::policy::rdma::seen::{Answer, Round, Verbs};
 use crate::policy::repeats::Events;
 use crate::policy::round::Silence;
 use crate::probe::tree::Tree;
-use crate::quiet::Quiet;
 use attributes::Attributes;
 use list::{Listed, Routes};
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tracing::{info, warn};
 pub use verbs::{DeviceFiles, DeviceStandIn};
 
 /// Routes change seldom, and a table may be long.
 const ROUTES_PERIOD: Duration = Duration::from_secs(10);
-
-/// What is known good is worth waiting for its file system so long, and no longer.
-const SAVE_LIMIT: Duration = Duration::from_millis(50);
 
 /// The probe.
 #[derive(Debug)]
@@ -62,14 +57,6 @@ pub struct Rdma {
     seen: Option<(Round, Arc<Observed>)>,
 }
 
-/// Keeps what is known good.
-#[derive(Debug)]
-struct Keeper {
-    lane: Lane,
-    due: bool,
-    quiet: Quiet,
-}
-
 impl Rdma {
     /// Reads the devices that `settings` selects. Ports that it finds good are noted in `known`.
     pub fn new(settings: &RdmaSettings, known: KnownPorts) -> Self {
@@ -82,7 +69,7 @@ impl Rdma {
             devices: BTreeMap::new(),
             events: LinkEvents::new(&settings.host.sysfs),
             routes_at: None,
-            keeper: Keeper { lane: Lane::new("rdma-known"), due: false, quiet: Quiet::default() },
+            keeper: Keeper::new("rdma-known"),
             seen: None,
         }
     }
@@ -115,36 +102,6 @@ impl Rdma {
     }
 }
 
-impl Keeper {
-    /// A slow disk delays a round by a moment, and a hung one no round at all.
-    async fn keep(&mut self, known: &KnownPorts) {
-        let Some(path) = known.path().filter(|_| self.due) else { return };
-        if self.lane.is_busy() {
-            return;
-        }
-        self.due = false;
-        let job = {
-            let known = known.clone();
-            move || known.save()
-        };
-        match self.lane.run(SAVE_LIMIT, job).await {
-            Ok(Ok(())) => {
-                if self.quiet.end() {
-                    info!(path = %path.display(), "known-good ports are kept again");
-                }
-            }
-            Ok(Err(error)) => {
-                self.due = true;
-                if self.quiet.begin_or_repeat(&error.to_string(), tokio::time::Instant::now()) {
-                    let error = &error as &dyn Error;
-                    warn!(path = %path.display(), error, "cannot keep which ports were good; all else goes on");
-                }
-            }
-            Err(Abandoned) => {}
-        }
-    }
-}
-
 /// The names of the devices that `settings` selects. Blocks as long as the kernel does.
 pub fn selected(settings: &RdmaSettings) -> Vec<String> {
     list::look(settings, Routes::Keep).selected.into_iter().map(|listed| listed.name).collect()
@@ -167,14 +124,15 @@ impl Probe for Rdma {
         if routes == Routes::Look {
             self.routes_at = Some(began);
         }
-        self.keeper.keep(&self.known).await;
+        let known = self.known.clone();
+        self.keeper.keep(self.known.path(), move || known.save()).await;
         let answers = self.read(listed.selected, began + timeout, timeout).await;
         Ok(Round { listing: listed.listing, answers, default_route: listed.default_route })
     }
 
     fn judge(&mut self, seen: Round, now: Instant) -> Option<Outcome> {
         let judgement = self.fabric.judge(&seen, &mut self.known.lock(), now);
-        self.keeper.due |= judgement.learned;
+        self.keeper.note(judgement.learned);
         let same = |(round, _): &(Round, Arc<Observed>)| *round == seen;
         let observed = figures::observed(&seen, &judgement.words);
         // Who looks at it compares pointers; a word may change by time alone.
