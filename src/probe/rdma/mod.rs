@@ -11,6 +11,8 @@ mod netdev;
 mod verbs;
 
 #[cfg(test)]
+mod cost;
+#[cfg(test)]
 mod fixture;
 #[cfg(test)]
 mod tests;

@@ -17,7 +17,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 const LONG: Duration = Duration::from_secs(30);
 
-struct Bed {
+pub(super) struct Bed {
     host: Host,
     probe: Rdma,
     now: Instant,
@@ -41,11 +41,11 @@ impl Bed {
         Self { host, probe, now: crate::policy::some_instant() }
     }
 
-    fn all(host: Host) -> Self {
+    pub(super) fn all(host: Host) -> Self {
         Self::new(host, RdmaRules::default())
     }
 
-    async fn outcome(&mut self) -> Outcome {
+    pub(super) async fn outcome(&mut self) -> Outcome {
         let seen = self.probe.look(LONG).await.unwrap();
         self.now += Duration::from_secs(1);
         self.probe.judge(seen, self.now).unwrap()
@@ -553,41 +553,4 @@ proptest! {
         };
         prop_assert!(said, "{}: {bytes:?}: {reason}", path.display());
     }
-}
-
-/// `cargo test --release --lib rdma_round_cost -- --ignored --nocapture`
-#[test]
-#[ignore = "prints a figure; it asserts only that memory does not grow"]
-#[expect(clippy::print_stdout, reason = "a figure for people")]
-fn rdma_round_cost() {
-    let rounds: u32 = std::env::var("ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(100_000);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let resident = || {
-        let status = fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-        line.split_whitespace().next().unwrap().parse::<u64>().unwrap()
-    };
-    let cpu = || {
-        let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-    };
-    runtime.block_on(async {
-        let mut bed = Bed::all(Host::rails(8));
-        for _ in 0..1000 {
-            assert_eq!(bed.outcome().await, Outcome::Success);
-        }
-        let (before, began, cpu_before) = (resident(), tokio::time::Instant::now(), cpu());
-        let mut slowest = Duration::ZERO;
-        for _ in 0..rounds {
-            let round = tokio::time::Instant::now();
-            assert_eq!(bed.outcome().await, Outcome::Success);
-            slowest = slowest.max(round.elapsed());
-        }
-        let (each, each_cpu) = (began.elapsed() / rounds, (cpu() - cpu_before) / rounds);
-        let after = resident();
-        println!(
-            "{rounds} rounds over 8 rails: {each:?} each ({each_cpu:?} of CPU), slowest {slowest:?}; resident {before} KiB, then {after} KiB"
-        );
-        assert!(after < before + 512, "memory grows");
-    });
 }
