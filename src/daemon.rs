@@ -13,6 +13,7 @@ use crate::config::watched::Watched;
 use crate::driver_name::{Unfit, discover};
 use crate::driver_ready::DriverReady;
 use crate::http::{self, Diagnostics, LivenessEndpoints};
+use crate::known_devices::KnownDevices;
 use crate::known_ports::KnownPorts;
 use crate::liveness::{Asked, Liveness};
 use crate::metrics::Metrics;
@@ -31,7 +32,7 @@ use crate::state_file::StateFile;
 use crate::status::server::Sources;
 use crate::status::{self as status_socket};
 use anyhow::{Context, anyhow};
-use health::{HealthPart, Heard, Kept};
+use health::{HealthPart, Heard, Kept, Known};
 use overrides::Overrides;
 use proxied::{Proxied, Way};
 use rules::asks;
@@ -169,7 +170,7 @@ async fn start(
         let state = StateFile::new(&settings.state_folder, &driver_name, asks(&watched), &settings.proc_root);
         let (changes, changed) = mpsc::channel(1);
         let heard = Heard { changes: changed, volumes: volumes.clone(), orders: ordered };
-        let known = known_ports(&settings.state_folder, &driver_name);
+        let known = known(settings, &driver_name);
         let word = OverrideFile::new(&settings.state_folder, &driver_name, &settings.proc_root);
         // Without a fence there is none to put up, and what is written waits for a run that has one.
         let forced = (proxied.is_some() || bypass).then(|| Overrides::load(&word, Instant::now())).flatten();
@@ -270,12 +271,18 @@ fn reaction_rules(settings: &Settings, health: &Health, proxied: bool, bypass: b
     Rules { reaction, ..health.rules }
 }
 
-/// Which ports were good on this node before.
-fn known_ports(folder: &Path, driver: &str) -> KnownPorts {
-    KnownPorts::load(folder, driver).unwrap_or_else(|error| {
+/// What was good on this node before.
+fn known(settings: &Settings, driver: &str) -> Known {
+    let (folder, proc) = (&settings.state_folder, &settings.proc_root);
+    let ports = KnownPorts::load(folder, driver).unwrap_or_else(|error| {
         warn!(error = &error as &dyn Error, "which ports were good before is lost; beginning afresh");
         KnownPorts::afresh(folder, driver)
-    })
+    });
+    let devices = KnownDevices::load(folder, driver, proc).unwrap_or_else(|error| {
+        warn!(error = &error as &dyn Error, "which devices were good before is lost; beginning afresh");
+        KnownDevices::afresh(folder, driver, proc)
+    });
+    Known { ports, devices }
 }
 
 /// livenessprobe's duty, from before the driver is there: nothing that waits may come first.

@@ -15,6 +15,7 @@ pub mod grpc;
 pub mod health_view;
 pub mod http;
 pub mod kept_file;
+pub mod known_devices;
 pub mod known_ports;
 pub mod liveness;
 pub mod metrics;

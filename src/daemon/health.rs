@@ -9,6 +9,7 @@ use crate::config::settings::Health as Settings;
 use crate::config::watched::Watched;
 use crate::driver_ready::DriverReady;
 use crate::health_view::{HealthView, ProbeView};
+use crate::known_devices::KnownDevices;
 use crate::known_ports::KnownPorts;
 use crate::metrics::Metrics;
 use crate::parts::{Fatal, Parts};
@@ -58,7 +59,7 @@ pub(super) struct HealthPart {
     view: watch::Sender<HealthView>,
     rules: Rules,
     state: StateFile,
-    known: KnownPorts,
+    known: Known,
     overrides: Overrides,
     lane: Lane,
     state_quiet: Quiet,
@@ -69,6 +70,12 @@ pub(super) struct HealthPart {
     metrics: Metrics,
     ready: DriverReady,
     parts: Parts,
+}
+
+/// What was good before.
+pub(super) struct Known {
+    pub(super) ports: KnownPorts,
+    pub(super) devices: KnownDevices,
 }
 
 /// A probe that runs, and what was told of it.
@@ -98,8 +105,8 @@ pub(super) struct Heard {
 pub(super) struct Kept {
     /// The verdict.
     pub(super) state: StateFile,
-    /// RDMA ports that were good.
-    pub(super) known: KnownPorts,
+    /// Devices that were good.
+    pub(super) known: Known,
     /// The operator's word, and where it is kept.
     pub(super) overrides: Overrides,
     pub(super) forced: Option<Override>,
@@ -207,10 +214,17 @@ impl HealthPart {
             ProbeKind::HealthFile { path, limits } => self.spawn(id, HealthFile::new(path, *limits), &settings, &stop),
             ProbeKind::Csi { socket } => self.spawn(id, Csi::new(socket, self.ready.clone()), &settings, &stop),
             ProbeKind::Exec { command } => self.spawn(id, Exec::new(command), &settings, &stop),
-            ProbeKind::Nvme(nvme) => self.spawn(id, Nvme::new(nvme), &settings, &stop),
-            ProbeKind::Gpu(gpu) => self.spawn(id, Gpu::new(gpu), &settings, &stop),
+            ProbeKind::Nvme(nvme) => {
+                let selects = format!("{:?} {:?} {:?}", nvme.host, nvme.devices, nvme.exclude);
+                let known = self.known.devices.of(&settings.name, selects);
+                self.spawn(id, Nvme::new(nvme, known), &settings, &stop);
+            }
+            ProbeKind::Gpu(gpu) => {
+                let known = self.known.devices.of(&settings.name, format!("{:?} {:?}", gpu.host, gpu.select));
+                self.spawn(id, Gpu::new(gpu, known), &settings, &stop);
+            }
             ProbeKind::Kmsg(kmsg) => self.spawn(id, Kmsg::new(kmsg), &settings, &stop),
-            ProbeKind::Rdma(rdma) => self.spawn(id, Rdma::new(rdma, self.known.clone()), &settings, &stop),
+            ProbeKind::Rdma(rdma) => self.spawn(id, Rdma::new(rdma, self.known.ports.clone()), &settings, &stop),
         }
         Runner {
             id,

@@ -6,6 +6,15 @@ use super::outcome::{Outcome, Reason, Severity};
 /// Longest list of devices in a message.
 const MAX_TOLD: usize = 4;
 
+/// A device that was seen good.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Good {
+    /// As it was called last.
+    pub name: String,
+    /// Its PCI address then, if it has one.
+    pub pci: Option<String>,
+}
+
 /// The outcome over devices, each named. A device of which nothing is known is neither good nor bad.
 ///
 /// `none` is the outcome without any device.

@@ -1,10 +1,10 @@
 //! GPUs: which are there, which answer on the bus, and what the tool and the kernel log say of each.
 
-use super::devices::add_up;
+use super::devices::{Good, add_up};
 use super::group::Require;
 use super::kernel_log::{Class, Held};
 use super::outcome::{Outcome, Reason, Severity};
-use super::round::Rounds;
+use super::round::Silence;
 use super::smart::{Level, Limits};
 use super::smi::{Answer, Figure, Row};
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,7 +30,7 @@ pub enum Tool {
     /// It cannot be run.
     NotRun(Reason),
     /// It did not end in time.
-    Silent,
+    Silent(Silence),
     /// Its answer.
     Said(Answer),
 }
@@ -51,8 +51,8 @@ pub struct GpuRule {
 /// What one look saw.
 #[derive(Debug, Clone, Copy)]
 pub struct Look<'a> {
-    /// Those that are there and selected, by their address; `None` did not answer in time.
-    pub on_bus: &'a BTreeMap<String, Option<OnBus>>,
+    /// Those that are there and selected, by their address, and what was read of those that answered in time.
+    pub on_bus: &'a BTreeMap<String, Result<OnBus, Silence>>,
     /// Addresses that the settings name and that are not there.
     pub absent: &'a [String],
     /// What the settings leave out.
@@ -72,16 +72,18 @@ pub struct Look<'a> {
 pub struct GpuPolicy {
     rule: GpuRule,
     /// Those that were seen and had nothing wrong.
-    good: BTreeSet<String>,
-    silent: BTreeMap<String, Rounds>,
-    tool_rounds: Rounds,
+    good: BTreeMap<String, Good>,
 }
 
 impl GpuPolicy {
-    /// Nothing was seen yet.
-    pub fn new(rule: GpuRule) -> Self {
-        let tool_rounds = Rounds::new(rule.timeout);
-        Self { rule, good: BTreeSet::new(), silent: BTreeMap::new(), tool_rounds }
+    /// Nothing was seen yet but `good`, by address.
+    pub fn new(rule: GpuRule, good: BTreeMap<String, Good>) -> Self {
+        Self { rule, good: good.into_iter().take(MAX_KNOWN).collect() }
+    }
+
+    /// Those that were good once and are to be missed, by address.
+    pub fn good(&self) -> impl Iterator<Item = (&String, &Good)> + Clone {
+        self.good.iter()
     }
 
     /// The outcome, and that of each GPU.
@@ -89,17 +91,12 @@ impl GpuPolicy {
         let answer = if let Tool::Said(answer) = look.tool { Some(answer) } else { None };
         let mut each: BTreeMap<String, Outcome> = BTreeMap::new();
         for (address, on_bus) in look.on_bus {
-            let rounds = self.silent.entry(address.clone()).or_insert_with(|| Rounds::new(self.rule.timeout));
             let outcome = match on_bus {
-                None => rounds.abandoned(),
-                Some(on_bus) => {
-                    rounds.answered();
-                    self.rule.gpu(address, on_bus, answer)
-                }
+                Err(silence) => silence.outcome(self.rule.timeout),
+                Ok(on_bus) => self.rule.gpu(address, on_bus, answer),
             };
             each.insert(address.clone(), outcome);
         }
-        self.silent.retain(|address, _| look.on_bus.contains_key(address));
         // What the tool alone knows of: this machine's bus may not be to be seen.
         let by_tool = answer.map(|answer| answer.rows.iter().map(|row| &row.pci)).into_iter().flatten();
         let complained = answer.map(|answer| answer.failed.iter().map(|(pci, _)| pci)).into_iter().flatten();
@@ -127,12 +124,14 @@ impl GpuPolicy {
         for address in look.absent {
             each.insert(address.clone(), gone("is named in the settings and not there"));
         }
-        for address in self.good.iter().filter(|_| look.doubt.is_none()) {
+        for address in self.good.keys().filter(|_| look.doubt.is_none()) {
             each.entry(address.clone()).or_insert_with(|| gone("was there and is gone"));
         }
         let good = each.iter().filter(|(_, outcome)| matches!(outcome, Outcome::Success)).map(|(address, _)| address);
-        let good: Vec<String> = good.take(MAX_KNOWN.saturating_sub(self.good.len())).cloned().collect();
-        self.good.extend(good);
+        let news = good.filter(|address| !self.good.contains_key(*address));
+        let news: Vec<String> = news.take(MAX_KNOWN.saturating_sub(self.good.len())).cloned().collect();
+        let place = |address: String| (address.clone(), Good { pci: Some(address.clone()), name: address });
+        self.good.extend(news.into_iter().map(place));
         let devices: Vec<(&str, &Outcome)> =
             each.iter().map(|(address, outcome)| (address.as_str(), outcome)).collect();
         let none = || Reason::new("NoGpu", "there is no GPU that the settings select");
@@ -164,14 +163,11 @@ impl GpuPolicy {
         Outcome::Failure(Reason::new("TooFewGpus", message), Severity::Hard)
     }
 
-    fn tool(&mut self, tool: &Tool) -> Outcome {
-        if !matches!(tool, Tool::Silent) {
-            self.tool_rounds.answered();
-        }
+    fn tool(&self, tool: &Tool) -> Outcome {
         let answer = match tool {
             Tool::NotAsked => return Outcome::Success,
             Tool::NotRun(reason) => return Outcome::Unknown(reason.clone()),
-            Tool::Silent => return self.tool_rounds.abandoned(),
+            Tool::Silent(silence) => return silence.outcome(self.rule.timeout),
             Tool::Said(answer) => answer,
         };
         let exit = answer.exit.map_or_else(|| "killed by a signal".to_owned(), |exit| format!("exit {exit}"));
@@ -277,12 +273,16 @@ mod tests {
         }
     }
 
-    fn bus(addresses: &[&str]) -> BTreeMap<String, Option<OnBus>> {
+    fn bus(addresses: &[&str]) -> BTreeMap<String, Result<OnBus, Silence>> {
         let nvidia = OnBus { answers: Some(true), driver: Some("nvidia".into()) };
-        addresses.iter().map(|address| ((*address).to_owned(), Some(nvidia.clone()))).collect()
+        addresses.iter().map(|address| ((*address).to_owned(), Ok(nvidia.clone()))).collect()
     }
 
-    fn look<'a>(on_bus: &'a BTreeMap<String, Option<OnBus>>, tool: &'a Tool, none: &'a BTreeSet<String>) -> Look<'a> {
+    fn look<'a>(
+        on_bus: &'a BTreeMap<String, Result<OnBus, Silence>>,
+        tool: &'a Tool,
+        none: &'a BTreeSet<String>,
+    ) -> Look<'a> {
         Look { on_bus, absent: &[], excluded: none, doubt: None, tool, held: &[], log_unread: None }
     }
 
@@ -295,7 +295,7 @@ mod tests {
     }
 
     fn judged(rule: GpuRule, addresses: &[&str], tool: &Tool) -> (Outcome, Vec<(String, Outcome)>) {
-        GpuPolicy::new(rule).judge(look(&bus(addresses), tool, &BTreeSet::new()))
+        GpuPolicy::new(rule, BTreeMap::new()).judge(look(&bus(addresses), tool, &BTreeSet::new()))
     }
 
     #[test]
@@ -377,9 +377,10 @@ mod tests {
         assert_eq!(judged(rule(), &BUS, &Tool::NotAsked).0, Outcome::Success);
         let missing = Tool::NotRun(Reason::new("ToolMissing", ""));
         assert_eq!(named(&judged(rule(), &BUS, &missing).0), ("unknown", "ToolMissing"));
-        let mut policy = GpuPolicy::new(rule());
+        let mut policy = GpuPolicy::new(rule(), BTreeMap::new());
         let (on_bus, none) = (bus(&BUS), BTreeSet::new());
-        let names: Vec<_> = (0..3).map(|_| policy.judge(look(&on_bus, &Tool::Silent, &none)).0.name()).collect();
+        let silent = [1, 2, 3].map(|rounds| Tool::Silent(Silence(rounds)));
+        let names: Vec<_> = silent.iter().map(|tool| policy.judge(look(&on_bus, tool, &none)).0.name()).collect();
         assert_eq!(names, ["unknown", "unknown", "failure"]);
     }
 
@@ -400,10 +401,10 @@ mod tests {
     #[test]
     fn a_gpu_off_the_bus_fails_and_one_that_vanishes_is_missed() {
         let none = BTreeSet::new();
-        let mut policy = GpuPolicy::new(rule());
+        let mut policy = GpuPolicy::new(rule(), BTreeMap::new());
         let mut on_bus = bus(&BUS);
         assert_eq!(policy.judge(look(&on_bus, &Tool::NotAsked, &none)).0, Outcome::Success);
-        on_bus.insert(BUS[0].into(), Some(OnBus { answers: Some(false), driver: None }));
+        on_bus.insert(BUS[0].into(), Ok(OnBus { answers: Some(false), driver: None }));
         assert_eq!(named(&policy.judge(look(&on_bus, &Tool::NotAsked, &none)).0), ("failure", "OffTheBus"));
         on_bus.remove(BUS[0]);
         let (outcome, _) = policy.judge(look(&on_bus, &Tool::NotAsked, &none));
@@ -412,12 +413,23 @@ mod tests {
     }
 
     #[test]
+    fn one_that_was_good_before_is_missed_from_the_start() {
+        let (none, first) = (BTreeSet::new(), bus(&BUS));
+        let mut before = GpuPolicy::new(rule(), BTreeMap::new());
+        assert_eq!(before.judge(look(&first, &Tool::NotAsked, &none)).0, Outcome::Success);
+        let good: BTreeMap<String, Good> = before.good().map(|(id, good)| (id.clone(), good.clone())).collect();
+        assert_eq!(good.keys().collect::<Vec<_>>(), BUS);
+        let (outcome, _) = GpuPolicy::new(rule(), good).judge(look(&bus(&BUS[1..]), &Tool::NotAsked, &none));
+        assert_eq!(named(&outcome), ("failure", "DeviceGone"));
+    }
+
+    #[test]
     fn an_xid_belongs_to_its_gpu() {
         let held = |class| Held::for_test("xid-79", class, "PCI:0000:18:00");
         for (class, seen) in [(Class::Fatal, ("failure", "Xid")), (Class::Warn, ("warning", "Xid"))] {
             let (on_bus, none, held) = (bus(&BUS), BTreeSet::new(), [held(class)]);
-            let (outcome, each) =
-                GpuPolicy::new(rule()).judge(Look { held: &held, ..look(&on_bus, &Tool::NotAsked, &none) });
+            let (outcome, each) = GpuPolicy::new(rule(), BTreeMap::new())
+                .judge(Look { held: &held, ..look(&on_bus, &Tool::NotAsked, &none) });
             assert_eq!(named(&outcome), seen);
             assert_eq!(each.iter().filter(|(_, outcome)| *outcome != Outcome::Success).count(), 1);
         }

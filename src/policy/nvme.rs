@@ -1,9 +1,9 @@
 //! NVMe controllers: what each one's state means, how long it may last, and which must be there.
 
-use super::devices::add_up;
+use super::devices::{Good, add_up};
 use super::group::Require;
 use super::outcome::{Outcome, Reason, Severity};
-use super::round::Rounds;
+use super::round::Silence;
 use super::smart::{SmartLimits, SmartLog, SmartPolicy};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -57,7 +57,7 @@ pub enum Smart {
     /// It cannot be read at all: a right, a device file, or the command is missing.
     NotPermitted(Reason),
     /// No answer in time.
-    Silent,
+    Silent(Silence),
 }
 
 /// What was read of one controller.
@@ -82,7 +82,7 @@ pub enum Place {
     Unknown,
 }
 
-/// A controller, and what was read of it; `None` if it did not answer in time.
+/// A controller, and what was read of it, if it answered in time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Looked {
     /// Its name now.
@@ -90,7 +90,7 @@ pub struct Looked {
     /// Where it is.
     pub place: Place,
     /// What was read.
-    pub seen: Option<Seen>,
+    pub seen: Result<Seen, Silence>,
 }
 
 /// What is asked of the controllers.
@@ -114,29 +114,34 @@ pub struct NvmePolicy {
 }
 
 /// What is remembered of a controller.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Known {
-    /// As it was called last.
-    name: String,
-    /// Where it was last.
-    place: Place,
+    /// As it was last.
+    place: Good,
+    /// Whether that was across a fabric.
+    far: bool,
     /// Was it ever live?
     good: bool,
     /// Whether anything but its removal kept it from being live since it last was.
     ailing: bool,
     /// Since when it has not been live, without a break.
     away_since: Option<Instant>,
-    rounds: Rounds,
     smart: SmartPolicy,
-    smart_rounds: Rounds,
     /// Whether the last word of its SMART log was a failure; `None` before the first.
     smart_failed: Option<bool>,
 }
 
 impl NvmePolicy {
-    /// Nothing was seen yet.
-    pub fn new(rule: NvmeRule) -> Self {
-        Self { rule, known: BTreeMap::new() }
+    /// Nothing was seen yet but `good`, which was live before.
+    pub fn new(rule: NvmeRule, good: BTreeMap<String, Good>) -> Self {
+        let known = good.into_iter().take(MAX_KNOWN);
+        let known = known.map(|(lasting, place)| (lasting, Known::before(place))).collect();
+        Self { rule, known }
+    }
+
+    /// Those that were live once and are to be missed, by what stays of each when its name changes.
+    pub fn good(&self) -> impl Iterator<Item = (&String, &Good)> + Clone {
+        self.known.iter().filter(|(_, known)| known.good).map(|(lasting, known)| (lasting, &known.place))
     }
 
     /// The outcome, and that of each controller.
@@ -155,18 +160,11 @@ impl NvmePolicy {
             if self.known.len() >= MAX_KNOWN && !self.known.contains_key(lasting) {
                 self.known.retain(|_, known| known.good);
             }
-            let timeout = self.rule.timeout;
-            let known = self.known.entry(lasting.clone()).or_insert_with(|| Known::new(timeout));
-            known.name.clone_from(&looked.name);
-            if looked.place != Place::Unknown {
-                known.place.clone_from(&looked.place);
-            }
+            let known = self.known.entry(lasting.clone()).or_default();
+            known.is_at(&looked.name, &looked.place);
             let outcome = match &looked.seen {
-                None => known.rounds.abandoned(),
-                Some(seen) => {
-                    known.rounds.answered();
-                    known.judge(seen, &self.rule, now)
-                }
+                Err(silence) => silence.outcome(self.rule.timeout),
+                Ok(seen) => known.judge(seen, &self.rule, now),
             };
             outcomes.push((looked.name.clone(), outcome));
         }
@@ -178,10 +176,10 @@ impl NvmePolicy {
             let lost = self
                 .known
                 .iter_mut()
-                .filter(|(lasting, known)| !seen.contains_key(*lasting) && !absent.contains(&known.name));
+                .filter(|(lasting, known)| !seen.contains_key(*lasting) && !absent.contains(&known.place.name));
             outcomes.extend(lost.map(|(_, known)| {
                 known.away_since.get_or_insert(now);
-                gone(&known.name, "was live and is gone")
+                gone(&known.place.name, "was live and is gone")
             }));
         }
         let devices: Vec<(&str, &Outcome)> = outcomes.iter().map(|(name, outcome)| (name.as_str(), outcome)).collect();
@@ -191,27 +189,24 @@ impl NvmePolicy {
 }
 
 impl Known {
-    fn new(timeout: Duration) -> Self {
-        Self {
-            name: String::new(),
-            place: Place::Unknown,
-            good: false,
-            ailing: false,
-            away_since: None,
-            rounds: Rounds::new(timeout),
-            smart: SmartPolicy::default(),
-            smart_rounds: Rounds::new(timeout),
-            smart_failed: None,
+    /// One that was live before. Only a fabric's has no slot.
+    fn before(place: Good) -> Self {
+        Self { far: place.pci.is_none(), place, good: true, ..Self::default() }
+    }
+
+    fn is_at(&mut self, name: &str, place: &Place) {
+        name.clone_into(&mut self.place.name);
+        match place {
+            Place::Slot(pci) => (self.place.pci, self.far) = (Some(pci.clone()), false),
+            Place::Fabric => (self.place.pci, self.far) = (None, true),
+            Place::Unknown => {}
         }
     }
 
     /// Whether one that is not there is nobody's loss: another sits in its slot, or it was well until somebody disconnected it.
     fn has_left(&self, there: &BTreeMap<String, Looked>) -> bool {
-        match self.place {
-            Place::Slot(_) => there.values().any(|looked| looked.place == self.place),
-            Place::Fabric => !self.ailing,
-            Place::Unknown => false,
-        }
+        let sits_there = |pci| there.values().any(|looked| matches!(&looked.place, Place::Slot(slot) if slot == pci));
+        self.place.pci.as_ref().is_some_and(sits_there) || self.far && !self.ailing
     }
 
     fn judge(&mut self, seen: &Seen, rule: &NvmeRule, now: Instant) -> Outcome {
@@ -262,9 +257,6 @@ impl Known {
 
     /// What is not known now never takes back what the drive said before: only a page that says better does.
     fn smart(&mut self, smart: &Smart, rule: &NvmeRule, now: Instant) -> Outcome {
-        if !matches!(smart, Smart::Silent) {
-            self.smart_rounds.answered();
-        }
         match smart {
             Smart::NotAsked => Outcome::Success,
             Smart::Log(log) => {
@@ -274,7 +266,7 @@ impl Known {
             }
             Smart::NotPermitted(reason) if self.smart_failed != Some(true) => Outcome::Warning(reason.clone()),
             Smart::NotPermitted(reason) | Smart::Unread(reason) => Outcome::Unknown(reason.clone()),
-            Smart::Silent => self.smart_rounds.abandoned(),
+            Smart::Silent(silence) => silence.outcome(rule.timeout),
         }
     }
 }
@@ -287,24 +279,28 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
+    fn rule(require: Require, smart: SmartLimits) -> NvmeRule {
+        NvmeRule { require, grace: 60 * SECOND, smart, timeout: 3 * SECOND }
+    }
+
     fn policy(require: Require) -> NvmePolicy {
         let smart = SmartLimits::default();
-        NvmePolicy::new(NvmeRule { require, grace: 60 * SECOND, smart, timeout: 3 * SECOND })
+        NvmePolicy::new(rule(require, smart), BTreeMap::new())
     }
 
-    fn seen(state: &str) -> Option<Seen> {
-        Some(Seen { state: Ok(State::parse(state)), smart: Smart::NotAsked, unreachable: None })
+    fn seen(state: &str) -> Result<Seen, Silence> {
+        Ok(Seen { state: Ok(State::parse(state)), smart: Smart::NotAsked, unreachable: None })
     }
 
-    fn with_smart(smart: Smart) -> Option<Seen> {
-        Some(Seen { state: Ok(State::Live), smart, unreachable: None })
+    fn with_smart(smart: Smart) -> Result<Seen, Silence> {
+        Ok(Seen { state: Ok(State::Live), smart, unreachable: None })
     }
 
     fn named(outcome: &Outcome) -> (&'static str, &'static str) {
         (outcome.name(), outcome.reason().map_or("", |reason| reason.code))
     }
 
-    fn there<const N: usize>(controllers: [(&str, Option<Seen>); N]) -> BTreeMap<String, Looked> {
+    fn there<const N: usize>(controllers: [(&str, Result<Seen, Silence>); N]) -> BTreeMap<String, Looked> {
         let looked = |(name, seen): (&str, _)| {
             (format!("id of {name}"), Looked { name: name.to_owned(), place: Place::Unknown, seen })
         };
@@ -312,7 +308,7 @@ mod tests {
     }
 
     /// One controller over time, a second a round.
-    fn over_time(rounds: impl IntoIterator<Item = Option<Seen>>) -> Vec<(&'static str, &'static str)> {
+    fn over_time(rounds: impl IntoIterator<Item = Result<Seen, Silence>>) -> Vec<(&'static str, &'static str)> {
         let (mut policy, start) = (policy(Require::All), some_instant());
         let rounds = rounds.into_iter().enumerate().map(|(second, seen)| {
             let now = start + u32::try_from(second).unwrap() * SECOND;
@@ -349,9 +345,13 @@ mod tests {
         assert_eq!(over_time(back).last(), Some(&("success", "")));
     }
 
+    fn silent(rounds: u32) -> Result<Seen, Silence> {
+        Err(Silence(rounds))
+    }
+
     #[test]
     fn silence_is_unknown_twice_and_then_a_soft_failure() {
-        let said = over_time([seen("live"), None, None, None, seen("live"), None]);
+        let said = over_time([seen("live"), silent(1), silent(2), silent(3), seen("live"), silent(1)]);
         assert_eq!(
             said.iter().map(|said| said.0).collect::<Vec<_>>(),
             ["success", "unknown", "unknown", "failure", "success", "unknown"]
@@ -428,6 +428,23 @@ mod tests {
     }
 
     #[test]
+    fn one_that_was_live_before_is_missed_from_the_start_and_one_that_was_replaced_is_not() {
+        let now = some_instant();
+        let at = |pci: &str| Good { name: "nvme0".into(), pci: Some(pci.to_owned()) };
+        let good = BTreeMap::from([("old".to_owned(), at("0000:01:00.0"))]);
+        let mut policy = NvmePolicy::new(rule(Require::All, SmartLimits::default()), good.clone());
+        assert!(policy.good().eq(good.iter()));
+        let there = |pci: &str| Looked { name: "nvme1".into(), place: Place::Slot(pci.to_owned()), seen: seen("live") };
+        let elsewhere = BTreeMap::from([("new".to_owned(), there("0000:02:00.0"))]);
+        assert_eq!(named(&policy.judge(&elsewhere, &[], true, now).0), ("failure", "DeviceGone"));
+        let in_its_place = BTreeMap::from([("new".to_owned(), there("0000:01:00.0"))]);
+        assert_eq!(named(&policy.judge(&in_its_place, &[], false, now).0), ("success", ""), "unread is no absence");
+        assert!(policy.good().any(|(lasting, _)| lasting == "old"));
+        assert_eq!(named(&policy.judge(&in_its_place, &[], true, now).0), ("success", ""));
+        assert_eq!(policy.good().map(|(lasting, _)| lasting.as_str()).collect::<Vec<_>>(), ["new"]);
+    }
+
+    #[test]
     fn no_controller_at_all_is_a_failure_and_one_of_two_can_be_enough() {
         let now = some_instant();
         assert_eq!(named(&policy(Require::Any).judge(&BTreeMap::new(), &[], true, now).0), ("failure", "NoController"));
@@ -452,21 +469,22 @@ mod tests {
         let (good, read_only) = (page(100, 0), page(100, 8));
         let unread = || with_smart(Smart::Unread(Reason::new("SmartImplausible", "")));
         let refused = || with_smart(Smart::NotPermitted(Reason::new("SmartNotPermitted", "")));
-        let names = |rounds: Vec<Option<Seen>>| over_time(rounds).into_iter().map(|said| said.0).collect::<Vec<_>>();
+        let names =
+            |rounds: Vec<Result<Seen, Silence>>| over_time(rounds).into_iter().map(|said| said.0).collect::<Vec<_>>();
         assert_eq!(names(vec![refused(), refused()]), ["warning", "warning"], "the state is known, and good");
         assert_eq!(names(vec![unread(), good.clone()]), ["unknown", "success"]);
         assert_eq!(
             names(vec![read_only.clone(), unread(), refused(), good]),
             ["failure", "unknown", "unknown", "success"]
         );
-        let silent = || with_smart(Smart::Silent);
-        assert_eq!(names(vec![silent(), silent(), silent()]), ["unknown", "unknown", "failure"]);
+        let silent = |rounds| with_smart(Smart::Silent(Silence(rounds)));
+        assert_eq!(names(vec![silent(1), silent(2), silent(3)]), ["unknown", "unknown", "failure"]);
     }
 
     #[test]
     fn a_live_controller_without_a_path_to_its_namespaces_warns() {
         let seen = Seen { state: Ok(State::Live), smart: Smart::NotAsked, unreachable: Some("inaccessible".into()) };
-        assert_eq!(over_time([Some(seen)]), [("warning", "PathLost")]);
+        assert_eq!(over_time([Ok(seen)]), [("warning", "PathLost")]);
     }
 
     proptest! {

@@ -15,6 +15,18 @@ pub struct Timing {
     pub took: Duration,
 }
 
+/// No answer, for so many time-outs in a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Silence(pub u32);
+
+impl Silence {
+    /// What that says of whoever has `timeout` for each answer.
+    pub fn outcome(self, timeout: Duration) -> Outcome {
+        let reason = Reason::new("NotAnswering", format!("no answer within {timeout:?}, {} in a row", self.0));
+        if self.0 < UNANSWERED_IS_FAILURE { Outcome::Unknown(reason) } else { Outcome::Failure(reason, Severity::Soft) }
+    }
+}
+
 /// Judges the rounds of one probe.
 #[derive(Debug)]
 pub struct Rounds {
@@ -51,13 +63,7 @@ impl Rounds {
     /// The run was abandoned at its deadline, or an abandoned run still occupies the lane.
     pub fn abandoned(&mut self) -> Outcome {
         self.unanswered = self.unanswered.saturating_add(1);
-        let reason =
-            Reason::new("NotAnswering", format!("no answer within {:?}, {} in a row", self.timeout, self.unanswered));
-        if self.unanswered < UNANSWERED_IS_FAILURE {
-            Outcome::Unknown(reason)
-        } else {
-            Outcome::Failure(reason, Severity::Soft)
-        }
+        Silence(self.unanswered).outcome(self.timeout)
     }
 }
 

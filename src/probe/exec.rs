@@ -2,7 +2,7 @@
 
 use super::Probe;
 use super::lane::Abandoned;
-use super::session::Session;
+pub use super::session::Starter;
 use crate::policy::outcome::{Outcome, Reason, Severity, with_detail};
 use std::ffi::OsString;
 use std::future;
@@ -34,9 +34,6 @@ const MAX_REASON_CHARS: usize = 1024;
 /// Once the command has ended, its output is there; a grandchild that keeps the pipe open is not waited for.
 const OUTPUT_GRACE: Duration = Duration::from_millis(100);
 
-/// How long a killed command may take to be reaped before it is left to the runtime's own reaper.
-const REAP_GRACE: Duration = Duration::from_secs(1);
-
 /// A command and the environment it gets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Command {
@@ -64,10 +61,13 @@ pub struct Ended {
 /// It runs in a session of its own, and the whole session's process group is killed at the deadline, or when this is dropped.
 ///
 /// # Errors
-/// [`Abandoned`] within, when it had to be killed; the system's word when it cannot be started.
-pub async fn output(command: &Command, limit: Duration) -> io::Result<Result<Ended, Abandoned>> {
+/// [`Abandoned`] when it had to be killed, or could not even be started in time; within, the system's word when it cannot be started.
+pub async fn output(starter: &mut Starter, command: &Command, limit: Duration) -> Result<io::Result<Ended>, Abandoned> {
     let deadline = Instant::now() + limit;
-    let (mut session, outputs) = Session::start(command)?;
+    let (mut session, outputs) = match starter.start(command, deadline).await? {
+        Ok(started) => started,
+        Err(error) => return Ok(Err(error)),
+    };
     let (mut said, mut complained) = (Vec::new(), Vec::new());
     let ended = {
         let outputs = async {
@@ -89,11 +89,8 @@ pub async fn output(command: &Command, limit: Duration) -> io::Result<Result<End
         // Whatever it left running in its session goes with it.
         Ok(Ok(())) => session.finish().ok_or_else(|| io::Error::other("somebody else took its exit status")),
         Ok(Err(error)) => Err(error),
-        Err(_elapsed) => {
-            session.kill();
-            drop(timeout(REAP_GRACE, session.ended()).await);
-            return Ok(Err(Abandoned));
-        }
+        // What is left of it is killed.
+        Err(_elapsed) => return Err(Abandoned),
     };
     Ok(Ok(Ended { status, said, complained }))
 }
@@ -101,11 +98,11 @@ pub async fn output(command: &Command, limit: Duration) -> io::Result<Result<End
 /// Runs the command once: exit 0 is a success, 1 a failure, anything else unknown. Its first line of output is the reason.
 ///
 /// # Errors
-/// [`Abandoned`] when it had to be killed.
-pub async fn run(command: &Command, limit: Duration) -> Result<Outcome, Abandoned> {
+/// [`Abandoned`] as [`output`].
+pub async fn run(starter: &mut Starter, command: &Command, limit: Duration) -> Result<Outcome, Abandoned> {
     let name = command.program.to_string_lossy();
-    let ended = match output(command, limit).await {
-        Ok(ended) => ended?,
+    let ended = match output(starter, command, limit).await? {
+        Ok(ended) => ended,
         Err(error) => {
             return Ok(Outcome::Unknown(Reason::new("ExecNotStarted", format!("cannot run {name}: {error}"))));
         }
@@ -124,13 +121,14 @@ pub async fn run(command: &Command, limit: Duration) -> Result<Outcome, Abandone
 /// The probe.
 #[derive(Debug)]
 pub struct Exec {
+    starter: Starter,
     command: Command,
 }
 
 impl Exec {
     /// Runs `command` each round.
     pub fn new(command: &Command) -> Self {
-        Self { command: command.clone() }
+        Self { starter: Starter::new("exec"), command: command.clone() }
     }
 }
 
@@ -138,7 +136,7 @@ impl Probe for Exec {
     type Seen = Outcome;
 
     async fn look(&mut self, timeout: Duration) -> Result<Outcome, Abandoned> {
-        run(&self.command, timeout).await
+        run(&mut self.starter, &self.command, timeout).await
     }
 
     fn judge(&mut self, seen: Outcome, _now: std::time::Instant) -> Option<Outcome> {
@@ -183,12 +181,18 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(20);
 
+    fn starter() -> Starter {
+        Starter::new("test")
+    }
+
     fn shell(script: &str) -> Command {
         Command { program: "sh".into(), arguments: vec!["-c".into(), script.into()], environment: Vec::new() }
     }
 
     async fn said(script: &str, limit: Duration) -> (String, String) {
-        let Ok(outcome) = run(&shell(script), limit).await else { return ("abandoned".into(), String::new()) };
+        let Ok(outcome) = run(&mut starter(), &shell(script), limit).await else {
+            return ("abandoned".into(), String::new());
+        };
         (outcome.name().to_owned(), outcome.reason().map(ToString::to_string).unwrap_or_default())
     }
 
@@ -204,7 +208,7 @@ mod tests {
     #[tokio::test]
     async fn a_missing_program_is_unknown_and_named() {
         let command = Command { program: "/no/such/program".into(), arguments: Vec::new(), environment: Vec::new() };
-        let outcome = run(&command, LONG).await.unwrap();
+        let outcome = run(&mut starter(), &command, LONG).await.unwrap();
         assert!(outcome.reason().unwrap().message.contains("/no/such/program"));
     }
 
@@ -223,6 +227,49 @@ mod tests {
             sleep(Duration::from_millis(50)).await;
         }
         panic!("{pid} still runs");
+    }
+
+    /// Holds a write lease on a file: whoever opens it, the kernel to run it included, waits until this has ended, or for 45 s.
+    const LEASE: &str = "use Fcntl; $SIG{IO} = 'IGNORE'; $| = 1; my $set_lease = 1024; \
+        open(my $file, '<', $ARGV[0]) or die $!; \
+        for (1..100) { if (fcntl($file, $set_lease, F_WRLCK)) { print 'held'; sleep 60; exit } select(undef, undef, undef, 0.05) } \
+        die \"no lease: $!\"";
+
+    struct Killed(std::process::Child);
+
+    impl Drop for Killed {
+        fn drop(&mut self) {
+            drop(self.0.kill());
+            drop(self.0.wait());
+        }
+    }
+
+    /// As on a file server that is away.
+    #[tokio::test]
+    #[expect(clippy::print_stderr, reason = "a test that tests nothing says so")]
+    async fn a_program_that_cannot_be_read_is_abandoned_holds_up_nobody_and_is_not_started_twice() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("program");
+        std::fs::copy("/bin/true", &program).unwrap();
+        let mut holder = std::process::Command::new("perl");
+        holder.args(["-e", LEASE]).arg(&program).stdout(std::process::Stdio::piped());
+        let Ok(mut holder) = holder.spawn().map(Killed) else {
+            return eprintln!("SKIPPED: there is no perl to hold a lease");
+        };
+        let mut held = [0; 4];
+        if io::Read::read_exact(holder.0.stdout.as_mut().unwrap(), &mut held).is_err() {
+            return eprintln!("SKIPPED: no lease on {}", program.display());
+        }
+        let command = Command { program: program.into(), arguments: Vec::new(), environment: Vec::new() };
+        let mut starter = starter();
+        let began = Instant::now();
+        for _ in 0..5 {
+            assert_eq!(run(&mut starter, &command, Duration::from_millis(100)).await, Err(Abandoned));
+            assert!(starter.stays_busy().await);
+        }
+        assert!(began.elapsed() < Duration::from_secs(20), "it held up the thread for {:?}", began.elapsed());
+        drop(holder);
+        assert_eq!(run(&mut starter, &command, LONG).await, Ok(Outcome::Success), "once what was abandoned is buried");
     }
 
     #[tokio::test]
@@ -252,6 +299,6 @@ mod tests {
     async fn environment_is_cleared_but_for_what_is_set() {
         let mut command = shell("test \"$A\" = b && test -z \"$CARGO_MANIFEST_DIR\" && test -z \"$HOME\"");
         command.environment = vec![("A".into(), "b".into())];
-        assert_eq!(run(&command, LONG).await, Ok(Outcome::Success));
+        assert_eq!(run(&mut starter(), &command, LONG).await, Ok(Outcome::Success));
     }
 }

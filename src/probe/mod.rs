@@ -2,10 +2,12 @@
 
 pub mod attribute;
 pub mod csi;
+mod device_lane;
 pub mod exec;
 pub mod gpu;
 pub mod health_file;
 pub mod join;
+mod keeper;
 pub mod kmsg;
 pub mod lane;
 pub mod link_events;

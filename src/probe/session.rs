@@ -2,6 +2,7 @@
 //! process group, and buried.
 
 use super::exec::Command;
+use super::lane::{Abandoned, Lane};
 use crate::policy::backoff::Backoff;
 use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn};
 use nix::sys::signal::{SigSet, Signal as NixSignal};
@@ -19,13 +20,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe::Receiver;
 use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::sleep;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 /// Where programs are found; the rest of our environment is not passed on.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -38,16 +41,35 @@ const SHELL: &str = "/bin/sh";
 /// Source: <https://sourceware.org/git/?p=glibc.git;a=blob;f=posix/spawn.h>
 const SET_SESSION: i32 = 0x80;
 
+/// What was killed is usually buried within this.
+const BURIAL: Duration = Duration::from_millis(100);
+
 /// Pauses between looks at what was killed and is not dead yet.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const MAX_PAUSE: Duration = Duration::from_secs(10);
 
+/// Starts commands, one after the other, on a lane: to start one, the kernel reads its program, which takes as long as the file
+/// system does. The next one waits until that before has been buried, so that what cannot be killed does not pile up.
+#[derive(Debug)]
+pub struct Starter {
+    lane: Lane,
+    free: Arc<Semaphore>,
+}
+
 /// A started command, and all that it started in its process group; killed and buried when dropped.
 #[derive(Debug)]
 pub(super) struct Session {
-    leader: Pid,
+    group: Group,
     end: End,
-    over: bool,
+}
+
+/// A process group of ours, by its leader; killed and buried when dropped, on whatever thread that is.
+#[derive(Debug)]
+struct Group {
+    leader: Pid,
+    runtime: Handle,
+    /// Given back when all that was ours of the group is buried; `None` once it is over.
+    turn: Option<OwnedSemaphorePermit>,
 }
 
 /// What tells that the command may have ended.
@@ -76,30 +98,57 @@ pub(super) struct Outputs {
     pub(super) complained: Receiver,
 }
 
-impl Session {
+impl Starter {
+    /// Its thread, named `name`, starts with the first command.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { lane: Lane::new(name), free: Arc::new(Semaphore::new(1)) }
+    }
+
+    /// Whether a command is being started, or not buried yet, and that is not over in a moment.
+    pub async fn stays_busy(&self) -> bool {
+        timeout(BURIAL, self.free.acquire()).await.is_err()
+    }
+
     /// Starts the command. Its input is empty, its environment `PATH` and what is set, its signals are as by default, and
     /// nothing else is open but its outputs.
     ///
-    /// This process is not copied for it: it stands still until the new program has taken over, as after `vfork`.
+    /// This process is not copied for it: the lane stands still until the new program has taken over, as after `vfork`.
     ///
     /// # Errors
-    /// As `execvp` gives them, or the system's when it refuses what it takes.
-    pub(super) fn start(command: &Command) -> io::Result<(Self, Outputs)> {
-        let ((said, said_end), (complained, complained_end)) = (pipe()?, pipe()?);
-        let outputs = Outputs { said, complained };
-        let leader = spawn(command, &said_end, &complained_end)?;
-        match End::descriptor(leader).or_else(|_not_to_be_had| End::signal()) {
-            Ok(end) => Ok((Self { leader, end, over: false }, outputs)),
-            Err(error) => {
-                end_group(leader);
-                Err(error)
-            }
-        }
+    /// [`Abandoned`] when that was not by `deadline`, waiting for the command before included; it is killed as soon as it has
+    /// started. Within, what `execvp` gives, or the system's word when it refuses what it takes.
+    pub(super) async fn start(
+        &mut self,
+        command: &Command,
+        deadline: Instant,
+    ) -> Result<io::Result<(Session, Outputs)>, Abandoned> {
+        let turn = timeout_at(deadline, Arc::clone(&self.free).acquire_owned()).await;
+        let turn = turn.map_err(|_elapsed| Abandoned)?.map_err(|_closed| Abandoned)?;
+        let (said, complained) = match (pipe(), pipe()) {
+            (Ok(said), Ok(complained)) => (said, complained),
+            (Err(error), _) | (_, Err(error)) => return Ok(Err(error)),
+        };
+        let outputs = Outputs { said: said.0, complained: complained.0 };
+        let (command, runtime) = (command.clone(), Handle::current());
+        let job = move || {
+            let leader = spawn(&command, &said.1, &complained.1)?;
+            Ok(Group { leader, runtime, turn: Some(turn) })
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        let group: io::Result<Group> = self.lane.run(left, job).await?;
+        Ok(group.and_then(Session::of).map(|session| (session, outputs)))
+    }
+}
+
+impl Session {
+    fn of(group: Group) -> io::Result<Self> {
+        let end = End::descriptor(group.leader).or_else(|_not_to_be_had| End::signal())?;
+        Ok(Self { group, end })
     }
 
     /// Waits until the command itself has ended. It is not buried yet, so that its number stays its own.
     pub(super) async fn ended(&mut self) -> io::Result<()> {
-        while !has_ended(self.leader)? {
+        while !has_ended(self.group.leader)? {
             match &mut self.end {
                 End::Descriptor(descriptor) => descriptor.readable().await?.clear_ready(),
                 End::Signal(signals) => {
@@ -110,24 +159,30 @@ impl Session {
         Ok(())
     }
 
-    /// Kills whatever is left.
-    pub(super) fn kill(&self) {
-        // All may have ended already.
-        kill_process_group(self.leader, Signal::KILL).ok();
-    }
-
     /// Kills whatever is left, and tells how the command has ended, if it has.
     pub(super) fn finish(mut self) -> Option<ExitStatus> {
-        self.over = true;
-        end_group(self.leader)
+        self.group.end()
     }
 }
 
-impl Drop for Session {
-    fn drop(&mut self) {
-        if !self.over {
-            end_group(self.leader);
+impl Group {
+    /// Kills the group and buries those of it that are ours; the status is the leader's. As process 1 of a container we inherit
+    /// what a command leaves behind.
+    fn end(&mut self) -> Option<ExitStatus> {
+        let turn = self.turn.take()?;
+        // All may have ended already. As long as the leader is not buried, nobody else can have its number.
+        kill_process_group(self.leader, Signal::KILL).ok();
+        let mut status = None;
+        if !bury(self.leader, &mut status) {
+            self.runtime.spawn(bury_later(self.leader, turn));
         }
+        status
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -141,20 +196,6 @@ fn pipe() -> io::Result<(Receiver, OwnedFd)> {
 fn has_ended(leader: Pid) -> io::Result<bool> {
     let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     Ok(waitid(WaitId::Pid(leader), look)?.is_some())
-}
-
-/// Kills the group and buries those of it that are ours; the status is the leader's. As process 1 of a container we inherit
-/// what a command leaves behind.
-fn end_group(leader: Pid) -> Option<ExitStatus> {
-    // All may have ended already. As long as the leader is not buried, nobody else can have its number.
-    kill_process_group(leader, Signal::KILL).ok();
-    let mut status = None;
-    if !bury(leader, &mut status)
-        && let Ok(runtime) = Handle::try_current()
-    {
-        runtime.spawn(bury_later(leader));
-    }
-    status
 }
 
 /// Whether none of the group is left that is ours to bury.
@@ -174,11 +215,12 @@ fn bury(leader: Pid, status: &mut Option<ExitStatus>) -> bool {
 }
 
 /// A process that sits in the kernel dies when it leaves it.
-async fn bury_later(leader: Pid) {
+async fn bury_later(leader: Pid, turn: OwnedSemaphorePermit) {
     let mut pauses = Backoff::new(FIRST_PAUSE, MAX_PAUSE);
     while !bury(leader, &mut None) {
         sleep(pauses.pause()).await;
     }
+    drop(turn);
 }
 
 fn spawn(command: &Command, said: &OwnedFd, complained: &OwnedFd) -> io::Result<Pid> {
@@ -253,9 +295,15 @@ mod tests {
         }
     }
 
+    const LONG: Duration = Duration::from_secs(20);
+
+    async fn start(command: &Command) -> io::Result<(Session, Outputs)> {
+        Starter::new("test").start(command, Instant::now() + LONG).await.unwrap()
+    }
+
     /// What it said, and how it ended.
     async fn said(command: &Command) -> (String, Option<i32>) {
-        let (mut session, mut outputs) = Session::start(command).unwrap();
+        let (mut session, mut outputs) = start(command).await.unwrap();
         let mut text = String::new();
         outputs.said.read_to_string(&mut text).await.unwrap();
         session.ended().await.unwrap();
@@ -301,17 +349,20 @@ mod tests {
             ran = said(&with_path(&["script", "x"])).await;
         }
         assert_eq!(ran, ("no first line: x\n".to_owned(), Some(0)));
-        let error = |words: &[&str]| Session::start(&with_path(words)).map(|_| ()).unwrap_err().kind();
-        assert_eq!(error(&["other"]), io::ErrorKind::PermissionDenied);
-        assert_eq!(error(&["missing"]), io::ErrorKind::NotFound);
-        assert_eq!(error(&[""]), io::ErrorKind::NotFound);
-        assert_eq!(error(&["/no/such"]), io::ErrorKind::NotFound);
-        assert_eq!(error(&["sh", "a\0b"]), io::ErrorKind::InvalidInput);
+        for (words, error) in [
+            (&["other"][..], io::ErrorKind::PermissionDenied),
+            (&["missing"], io::ErrorKind::NotFound),
+            (&[""], io::ErrorKind::NotFound),
+            (&["/no/such"], io::ErrorKind::NotFound),
+            (&["sh", "a\0b"], io::ErrorKind::InvalidInput),
+        ] {
+            assert_eq!(start(&with_path(words)).await.map(|_| ()).unwrap_err().kind(), error, "{words:?}");
+        }
     }
 
     #[tokio::test]
     async fn the_end_is_noticed_without_a_descriptor_for_it() {
-        let (mut session, _outputs) = Session::start(&command(&["sh", "-c", "sleep 0.2; exit 3"], &[])).unwrap();
+        let (mut session, _outputs) = start(&command(&["sh", "-c", "sleep 0.2; exit 3"], &[])).await.unwrap();
         session.end = End::signal().unwrap();
         session.ended().await.unwrap();
         assert_eq!(session.finish().unwrap().code(), Some(3));
@@ -319,8 +370,8 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_dropped_is_killed_and_buried() {
-        let (session, _outputs) = Session::start(&command(&["sleep", "600"], &[])).unwrap();
-        let there = PathBuf::from(format!("/proc/{}", session.leader.as_raw_nonzero()));
+        let (session, _outputs) = start(&command(&["sleep", "600"], &[])).await.unwrap();
+        let there = PathBuf::from(format!("/proc/{}", session.group.leader.as_raw_nonzero()));
         assert!(there.exists());
         drop(session);
         for _ in 0..400 {

@@ -3,6 +3,7 @@
 pub mod entry;
 pub mod format;
 pub mod host;
+mod link_events;
 pub mod player;
 pub mod recorder;
 

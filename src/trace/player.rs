@@ -1,6 +1,7 @@
 //! Plays a trace through the real probes and rules. Time is counted, not waited for: ten minutes pass in a moment.
 
 use super::host::Host;
+use super::link_events::tells;
 use super::settings::lead;
 use super::timeline::{End, Happening, Played, What};
 use super::{Change, Offset, Step, Trace};
@@ -16,6 +17,8 @@ use crate::policy::outcome::Outcome;
 use crate::policy::pace::{Pace, Schedule};
 use crate::policy::reaction::{Facts, ReactionPolicy};
 use crate::policy::registration::{Action, Event, Registration, RegistrationTimings, State};
+use crate::policy::repeats::{Repeats, Spacing};
+use crate::policy::rereads::Rereads;
 use crate::policy::volumes::InUse;
 use crate::probe::Probe;
 use crate::probe::gpu::Gpu;
@@ -125,6 +128,7 @@ fn at(step: &Step, start: Instant) -> Instant {
 }
 
 fn apply(step: &Step, host: &Host, probes: &mut [Asked], start: Instant) -> io::Result<()> {
+    let mut told = false;
     for change in &step.changes {
         match change {
             Change::Path(path, entry) => {
@@ -133,6 +137,8 @@ fn apply(step: &Step, host: &Host, probes: &mut [Asked], start: Instant) -> io::
                 for probe in probes.iter_mut() {
                     probe.woken |= file.is_some() && probe.reads == file;
                 }
+                // What was there at the start did not change.
+                told |= step.at > Offset(0) && tells(host.path(), path);
             }
             Change::Kernel(text) => {
                 let history = step.at < Offset(0);
@@ -142,6 +148,9 @@ fn apply(step: &Step, host: &Host, probes: &mut [Asked], start: Instant) -> io::
                 }
             }
         }
+    }
+    for rereads in probes.iter_mut().filter_map(|probe| probe.rereads.as_mut()).filter(|_| told) {
+        rereads.event(at(step, start));
     }
     Ok(())
 }
@@ -153,6 +162,9 @@ struct Asked {
     pace: Pace,
     /// Something happened that it would be woken by.
     woken: bool,
+    /// The looks that follow such a thing, if it only says "look again".
+    rereads: Option<Rereads>,
+    repeats: Repeats,
     /// The file that it watches.
     reads: Option<std::path::PathBuf>,
     last: Option<(&'static str, Option<&'static str>)>,
@@ -179,13 +191,24 @@ impl Asked {
             ProbeKind::Csi { .. } | ProbeKind::Exec { .. } => Kind::Nothing,
         };
         let reads = if let ProbeKind::HealthFile { path, .. } = &settings.kind { Some(path.clone()) } else { None };
+        let rereads = matches!(kind, Kind::Rdma(_)).then(Rereads::default);
+        let spacing = Spacing { confirm_interval: settings.confirm_interval, period: settings.period };
         let schedule = Schedule {
             period: settings.period,
             timeout: settings.timeout,
             confirm_interval: settings.confirm_interval,
             failure_threshold: settings.thresholds.failure,
         };
-        Self { settings: settings.clone(), kind, pace: Pace::new(schedule, start), woken: false, reads, last: None }
+        Self {
+            settings: settings.clone(),
+            kind,
+            pace: Pace::new(schedule, start),
+            woken: false,
+            rereads,
+            repeats: Repeats::new(spacing),
+            reads,
+            last: None,
+        }
     }
 
     fn hand_over(&mut self, line: &Line) {
@@ -200,12 +223,17 @@ impl Asked {
     }
 
     fn wakes_at(&self) -> Instant {
-        if self.woken { self.pace.due().min(self.pace.events_from()) } else { self.pace.due() }
+        let events_from = self.pace.events_from();
+        let woken = self.woken.then_some(events_from);
+        let again = self.rereads.as_ref().and_then(Rereads::due).map(|due| due.max(events_from));
+        woken.into_iter().chain(again).fold(self.pace.due(), Instant::min)
     }
 
     async fn round(&mut self, now: Instant) -> Result<Option<Outcome>, Abandoned> {
         let planned = (self.pace.due() <= now).then(|| self.pace.due());
         self.woken = false;
+        let again = self.rereads.as_mut().filter(|_| planned.is_none());
+        let looks_again = again.map(|rereads| rereads.begin(now)).is_some();
         let outcome = match &mut self.kind {
             Kind::HealthFile(probe) => ask(probe.as_mut(), now).await,
             Kind::Rdma(probe) => ask(probe.as_mut(), now).await,
@@ -214,6 +242,10 @@ impl Asked {
             Kind::Kmsg(probe, _) => ask(probe.as_mut(), now).await,
             Kind::Nothing => Ok(None),
         }?;
+        let outcome = outcome.filter(|word| !looks_again || self.repeats.counts(word, now));
+        if let Some(word) = &outcome {
+            self.repeats.counted(word, now);
+        }
         self.pace.ran(planned, now, now);
         self.pace.said(outcome.as_ref(), now);
         Ok(outcome)

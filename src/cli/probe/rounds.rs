@@ -4,6 +4,7 @@ use crate::config::probes::{OnFailure, ProbeKind, ProbeSettings};
 use crate::config::watched::Watched;
 use crate::daemon::rules::groups;
 use crate::driver_ready::DriverReady;
+use crate::known_devices::KnownOf;
 use crate::known_ports::KnownPorts;
 use crate::metrics::Metrics;
 use crate::policy::group::GroupRule;
@@ -150,8 +151,8 @@ impl Asked {
             ProbeKind::HealthFile { path, limits } => Kind::HealthFile(Box::new(HealthFile::new(path, *limits))),
             ProbeKind::Csi { socket } => Kind::Csi(Csi::new(socket, ready.clone())),
             ProbeKind::Exec { command } => Kind::Exec(Exec::new(command)),
-            ProbeKind::Nvme(nvme) => Kind::Nvme(Box::new(Nvme::new(nvme))),
-            ProbeKind::Gpu(gpu) => Kind::Gpu(Box::new(Gpu::new(gpu))),
+            ProbeKind::Nvme(nvme) => Kind::Nvme(Box::new(Nvme::new(nvme, KnownOf::in_memory()))),
+            ProbeKind::Gpu(gpu) => Kind::Gpu(Box::new(Gpu::new(gpu, KnownOf::in_memory()))),
             ProbeKind::Kmsg(kmsg) => Kind::Kmsg(Box::new(Kmsg::new(kmsg))),
             ProbeKind::Rdma(rdma) => Kind::Rdma(Box::new(Rdma::new(rdma, KnownPorts::in_memory()))),
         };

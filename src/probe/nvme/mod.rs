@@ -5,12 +5,16 @@ mod admin;
 pub mod read;
 
 use super::Probe;
+use super::device_lane::DeviceLane;
 use super::join::join_all;
+use super::keeper::Keeper;
 use super::lane::{Abandoned, Lane};
 use super::observed::{Observed, judged};
 use crate::config::probes::NvmeSettings;
+use crate::known_devices::KnownOf;
 use crate::policy::nvme::{Looked, NvmePolicy, Seen, Smart, State};
 use crate::policy::outcome::{Outcome, Reason};
+use crate::policy::round::Silence;
 use read::{Controller, Listed, controller, list, recorded_smart, smart};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -25,6 +29,8 @@ pub struct Nvme {
     settings: NvmeSettings,
     pages: Pages,
     policy: NvmePolicy,
+    known: KnownOf,
+    keeper: Keeper,
     lane: Lane,
     lanes: BTreeMap<String, Lanes>,
     /// What stays of each when its name changes, by its name; kept for when it cannot be read.
@@ -42,24 +48,26 @@ enum Pages {
 
 #[derive(Debug)]
 struct Lanes {
-    sysfs: Lane,
-    drive: Lane,
+    sysfs: DeviceLane,
+    drive: DeviceLane,
 }
 
 /// What a look gives.
 #[derive(Debug)]
 pub struct Look {
     listed: Result<Listed, Reason>,
-    controllers: BTreeMap<String, Option<(Controller, Smart)>>,
+    controllers: BTreeMap<String, Result<(Controller, Smart), Silence>>,
 }
 
 impl Nvme {
-    /// Reads the controllers that `settings` selects.
-    pub fn new(settings: &NvmeSettings) -> Self {
+    /// Reads the controllers that `settings` selects. Those that it finds live are noted in `known`.
+    pub fn new(settings: &NvmeSettings, known: KnownOf) -> Self {
         Self {
             settings: settings.clone(),
             pages: Pages::Drive,
-            policy: NvmePolicy::new(settings.rule.clone()),
+            policy: NvmePolicy::new(settings.rule.clone(), known.devices()),
+            known,
+            keeper: Keeper::new("nvme-known"),
             lane: Lane::new("nvme"),
             lanes: BTreeMap::new(),
             lasting: BTreeMap::new(),
@@ -71,7 +79,7 @@ impl Nvme {
 impl Nvme {
     /// Reads a trace's tree, SMART logs included.
     pub fn replayed(settings: &NvmeSettings) -> Self {
-        Self { pages: Pages::Trace, ..Self::new(settings) }
+        Self { pages: Pages::Trace, ..Self::new(settings, KnownOf::in_memory()) }
     }
 }
 
@@ -83,6 +91,8 @@ impl Probe for Nvme {
         let (sysfs, devices, exclude) =
             (self.settings.host.sysfs.clone(), self.settings.devices.clone(), self.settings.exclude.clone());
         let listed = self.lane.run(timeout, move || list(&sysfs, &devices, &exclude)).await?;
+        let known = self.known.clone();
+        self.keeper.keep(self.known.path(), move || known.save()).await;
         let names: Vec<String> =
             listed.iter().flat_map(|listed| &listed.selected).map(|(identity, _)| identity.name.clone()).collect();
         if listed.is_ok() {
@@ -95,7 +105,7 @@ impl Probe for Nvme {
         let (settings, pages) = (&self.settings, self.pages);
         let looks = self.lanes.iter_mut().filter(|(name, _)| names.contains(name)).map(|(name, lanes)| {
             let look: Pin<Box<dyn Future<Output = _> + Send + '_>> =
-                Box::pin(async move { (name.clone(), lanes.look(settings, pages, name, deadline).await) });
+                Box::pin(async move { (name.clone(), lanes.look(settings, pages, name, deadline, timeout).await) });
             look
         });
         let controllers = join_all(looks.collect()).await.into_iter().collect();
@@ -127,14 +137,16 @@ impl Probe for Nvme {
             while controllers.contains_key(&key) {
                 key.push('+');
             }
-            let seen = seen.controllers.get(name).and_then(Option::as_ref).map(facts);
+            let Some(seen) = seen.controllers.get(name) else { continue };
+            let seen = seen.as_ref().map(facts).map_err(|silence| *silence);
             controllers.insert(key, Looked { name: name.clone(), place: identity.place(), seen });
         }
         self.lasting.retain(|name, _| seen.controllers.contains_key(name));
         let (outcome, each) = self.policy.judge(&controllers, &listed.absent, listed.whole, now);
+        self.keeper.note(self.known.learn(self.policy.good()));
         let shown = each.into_iter().map(|(name, outcome)| {
             let mut map = judged(&outcome);
-            if let Some(Some((controller, smart))) = seen.controllers.get(&name) {
+            if let Some(Ok((controller, smart))) = seen.controllers.get(&name) {
                 show(&mut map, controller, smart);
             }
             (name, Value::Object(map))
@@ -155,7 +167,7 @@ impl Probe for Nvme {
 impl Lanes {
     fn new(name: &str) -> Self {
         // A thread's name has 15 bytes.
-        Self { sysfs: Lane::new(name), drive: Lane::new(format!("{name}-smart")) }
+        Self { sysfs: DeviceLane::new(name), drive: DeviceLane::new(format!("{name}-smart")) }
     }
 
     async fn look(
@@ -164,21 +176,20 @@ impl Lanes {
         pages: Pages,
         name: &str,
         deadline: tokio::time::Instant,
-    ) -> Option<(Controller, Smart)> {
-        let left = || deadline.saturating_duration_since(tokio::time::Instant::now());
+        timeout: Duration,
+    ) -> Result<(Controller, Smart), Silence> {
         let (sysfs, wanted) = (settings.host.sysfs.clone(), name.to_owned());
-        let seen = self.sysfs.run(left(), move || controller(&sysfs, &wanted)).await.ok()?;
+        let seen = self.sysfs.ask(deadline, timeout, move || controller(&sysfs, &wanted)).await?;
         // A controller that is being reset would keep the command until it is done.
         if !settings.smart || seen.state != Ok(State::Live) {
-            return Some((seen, Smart::NotAsked));
+            return Ok((seen, Smart::NotAsked));
         }
         let (host, wanted) = (settings.host.clone(), name.to_owned());
-        let page = self.drive.run(left(), move || match pages {
+        let page = self.drive.ask(deadline, timeout, move || match pages {
             Pages::Drive => smart(&host.sysfs, &host.dev, &wanted),
             Pages::Trace => recorded_smart(&host.dev, &wanted),
         });
-        let page = page.await;
-        Some((seen, page.unwrap_or(Smart::Silent)))
+        Ok((seen, page.await.unwrap_or_else(Smart::Silent)))
     }
 }
 
@@ -208,7 +219,7 @@ fn show(map: &mut serde_json::Map<String, Value>, controller: &Controller, smart
         Smart::NotPermitted(reason) | Smart::Unread(reason) => {
             map.insert("smart".to_owned(), json!(reason.code));
         }
-        Smart::Silent => {
+        Smart::Silent(_) => {
             map.insert("smart".to_owned(), json!("NotAnswering"));
         }
         Smart::NotAsked => {}
@@ -219,6 +230,7 @@ fn show(map: &mut serde_json::Map<String, Value>, controller: &Controller, smart
 mod tests {
     use super::*;
     use crate::config::probes::HostTree;
+    use crate::known_devices::KnownDevices;
     use crate::policy::group::Require;
     use crate::policy::nvme::NvmeRule;
     use crate::policy::nvme_selector::Selector;
@@ -295,7 +307,7 @@ mod tests {
         ];
         tree.controller("nvme1", &tcp);
         tree.controller("nvme-fabrics", &[("state", "dead")]);
-        let mut probe = Nvme::new(&tree.settings(&[], &[], false));
+        let mut probe = Nvme::new(&tree.settings(&[], &[], false), KnownOf::in_memory());
         assert_eq!(said(&mut probe, TIMEOUT).await, ("warning", "Connecting"));
         let observed = probe.observed().unwrap();
         assert_eq!(observed.keys().collect::<Vec<_>>(), ["nvme0", "nvme1"]);
@@ -303,14 +315,17 @@ mod tests {
         assert_eq!(observed["nvme1"]["namespaces"], json!(["nvme1c1n1:optimized"]));
         for word in ["nvme0", "PHX1", "01:00.0"] {
             assert_eq!(
-                said(&mut Nvme::new(&tree.settings(&[word], &[], false)), TIMEOUT).await,
+                said(&mut Nvme::new(&tree.settings(&[word], &[], false), KnownOf::in_memory()), TIMEOUT).await,
                 ("success", ""),
                 "{word}"
             );
         }
-        assert_eq!(said(&mut Nvme::new(&tree.settings(&["192.168.1.*"], &[], false)), TIMEOUT).await.0, "warning");
+        assert_eq!(
+            said(&mut Nvme::new(&tree.settings(&["192.168.1.*"], &[], false), KnownOf::in_memory()), TIMEOUT).await.0,
+            "warning"
+        );
         let absent = tree.settings(&["nvme0", "PHX2"], &[], false);
-        assert_eq!(said(&mut Nvme::new(&absent), TIMEOUT).await, ("failure", "DeviceGone"));
+        assert_eq!(said(&mut Nvme::new(&absent, KnownOf::in_memory()), TIMEOUT).await, ("failure", "DeviceGone"));
     }
 
     #[tokio::test]
@@ -321,19 +336,43 @@ mod tests {
         tree.controller("nvme1", &[("serial", "X")]);
         mkfifoat(CWD, tree.folder("nvme1").join("state"), Mode::RUSR | Mode::WUSR).unwrap();
         let writer = fs::OpenOptions::new().read(true).write(true).open(tree.folder("nvme1").join("state")).unwrap();
-        let mut probe = Nvme::new(&tree.settings(&[], &["nvme1"], false));
+        let mut probe = Nvme::new(&tree.settings(&[], &["nvme1"], false), KnownOf::in_memory());
         assert_eq!(said(&mut probe, TIMEOUT).await, ("success", ""));
-        let mut probe = Nvme::new(&tree.settings(&[], &[], false));
+        let mut probe = Nvme::new(&tree.settings(&[], &[], false), KnownOf::in_memory());
         assert_eq!(said(&mut probe, TIMEOUT).await, ("unknown", "StateUnreadable"));
         assert_eq!(probe.observed().unwrap()["nvme0"]["outcome"], json!("success"));
         drop(writer);
     }
 
     #[tokio::test]
+    async fn a_controller_that_was_live_is_missed_after_a_restart() {
+        let tree = Tree::new();
+        let state = tempfile::tempdir().unwrap();
+        let known = || {
+            let known = KnownDevices::load(state.path(), "x.example.com", Path::new("/proc")).unwrap();
+            known.of("drives", "all".into())
+        };
+        for name in ["nvme0", "nvme1"] {
+            tree.controller(name, &[("state", "live"), ("serial", name)]);
+        }
+        let mut probe = Nvme::new(&tree.settings(&[], &[], false), known());
+        // A round keeps what the one before has learnt, if the disk is quick enough.
+        for _ in 0..100 {
+            assert_eq!(said(&mut probe, TIMEOUT).await, ("success", ""));
+            if known().devices().len() == 2 {
+                break;
+            }
+        }
+        fs::remove_dir_all(tree.folder("nvme1")).unwrap();
+        let mut next = Nvme::new(&tree.settings(&[], &[], false), known());
+        assert_eq!(said(&mut next, TIMEOUT).await, ("failure", "DeviceGone"));
+    }
+
+    #[tokio::test]
     async fn a_serial_number_that_cannot_be_read_is_no_absence() {
         let tree = Tree::new();
         tree.controller("nvme0", &[("state", "live"), ("serial", "PHX1"), ("cntlid", "0")]);
-        let mut probe = Nvme::new(&tree.settings(&["PHX1", "nvme*"], &[], false));
+        let mut probe = Nvme::new(&tree.settings(&["PHX1", "nvme*"], &[], false), KnownOf::in_memory());
         assert_eq!(said(&mut probe, TIMEOUT).await, ("success", ""));
         // A folder in its place cannot be read as a file.
         fs::remove_file(tree.folder("nvme0").join("serial")).unwrap();
@@ -352,17 +391,20 @@ mod tests {
         let tree = Tree::new();
         tree.controller("nvme0", &[("state", "live")]);
         tree.controller("nvme1", &[("state", "live")]);
-        let mut probe = Nvme::new(&tree.settings(&[], &[], false));
+        let mut probe = Nvme::new(&tree.settings(&[], &[], false), KnownOf::in_memory());
         assert_eq!(said(&mut probe, TIMEOUT).await, ("success", ""));
-        let (release, held) = std::sync::mpsc::channel::<()>();
-        let short = Duration::from_millis(300);
-        let lane = &mut probe.lanes.get_mut("nvme1").unwrap().sysfs;
-        assert!(lane.run(Duration::from_millis(1), move || held.recv().is_ok()).await.is_err());
-        for (outcome, code) in [("unknown", "NotAnswering"), ("unknown", "NotAnswering"), ("failure", "NotAnswering")] {
-            assert_eq!(said(&mut probe, short).await, (outcome, code));
+        let release = probe.lanes.get_mut("nvme1").unwrap().sysfs.hang().await;
+        let (long, began) = (Duration::from_secs(600), tokio::time::Instant::now());
+        for (silent, outcome) in [(1, "unknown"), (2, "unknown"), (3, "failure")] {
+            probe.lanes.get_mut("nvme1").unwrap().sysfs.be_silent(silent);
+            assert_eq!(said(&mut probe, long).await, (outcome, "NotAnswering"));
             assert_eq!(probe.observed().unwrap()["nvme0"]["outcome"], json!("success"));
         }
-        release.send(()).unwrap();
+        assert!(began.elapsed() < long / 10, "nobody waits for it again");
+        drop(release);
+        while probe.lanes["nvme1"].sysfs.is_busy() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
         assert_eq!(said(&mut probe, TIMEOUT).await, ("success", ""), "and it is back");
     }
 
@@ -370,7 +412,7 @@ mod tests {
     async fn without_the_right_or_the_device_file_the_state_still_counts() {
         let tree = Tree::new();
         tree.controller("nvme0", &[("state", "live"), ("dev", "1:3")]);
-        let mut probe = Nvme::new(&tree.settings(&[], &[], true));
+        let mut probe = Nvme::new(&tree.settings(&[], &[], true), KnownOf::in_memory());
         assert_eq!(said(&mut probe, TIMEOUT).await, ("warning", "SmartNoDevice"));
         fs::create_dir(tree.0.path().join("dev")).unwrap();
         fs::write(tree.0.path().join("dev/nvme0"), "").unwrap();
@@ -382,7 +424,7 @@ mod tests {
     #[tokio::test]
     async fn what_cannot_be_listed_is_unknown_and_what_is_not_there_is_not() {
         let tree = Tree::new();
-        let mut probe = Nvme::new(&tree.settings(&[], &[], false));
+        let mut probe = Nvme::new(&tree.settings(&[], &[], false), KnownOf::in_memory());
         assert_eq!(said(&mut probe, TIMEOUT).await, ("failure", "NoController"));
         fs::remove_dir_all(tree.0.path().join("class")).unwrap();
         assert_eq!(said(&mut probe, TIMEOUT).await, ("unknown", "SysfsUnreadable"));

@@ -11,12 +11,16 @@ mod netdev;
 mod verbs;
 
 #[cfg(test)]
+mod cost;
+#[cfg(test)]
 mod fixture;
 #[cfg(test)]
 mod tests;
 
 use super::Probe;
+use super::device_lane::DeviceLane;
 use super::join::join_all;
+use super::keeper::Keeper;
 use super::lane::{Abandoned, Lane};
 use super::link_events::LinkEvents;
 use super::observed::Observed;
@@ -27,23 +31,18 @@ use crate::policy::rdma::fabric::Fabric;
 use crate::policy::rdma::rules::RdmaRules;
 use crate::policy::rdma::seen::{Answer, Round, Verbs};
 use crate::policy::repeats::Events;
+use crate::policy::round::Silence;
 use crate::probe::tree::Tree;
-use crate::quiet::Quiet;
 use attributes::Attributes;
 use list::{Listed, Routes};
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tracing::{info, warn};
 pub use verbs::{DeviceFiles, DeviceStandIn};
 
 /// Routes change seldom, and a table may be long.
 const ROUTES_PERIOD: Duration = Duration::from_secs(10);
-
-/// What is known good is worth waiting for its file system so long, and no longer.
-const SAVE_LIMIT: Duration = Duration::from_millis(50);
 
 /// The probe.
 #[derive(Debug)]
@@ -60,24 +59,6 @@ pub struct Rdma {
     seen: Option<(Round, Arc<Observed>)>,
 }
 
-/// One device's lane, and how long it has been silent.
-#[derive(Debug)]
-struct DeviceLane {
-    lane: Lane,
-    /// Rounds without an answer, in a row.
-    silent: u32,
-    /// When the job began that is outstanding.
-    asked: Option<tokio::time::Instant>,
-}
-
-/// Keeps what is known good.
-#[derive(Debug)]
-struct Keeper {
-    lane: Lane,
-    due: bool,
-    quiet: Quiet,
-}
-
 impl Rdma {
     /// Reads the devices that `settings` selects. Ports that it finds good are noted in `known`.
     pub fn new(settings: &RdmaSettings, known: KnownPorts) -> Self {
@@ -90,7 +71,7 @@ impl Rdma {
             devices: BTreeMap::new(),
             events: LinkEvents::new(&settings.host.sysfs),
             routes_at: None,
-            keeper: Keeper { lane: Lane::new("rdma-known"), due: false, quiet: Quiet::default() },
+            keeper: Keeper::new("rdma-known"),
             seen: None,
         }
     }
@@ -102,83 +83,24 @@ impl Rdma {
 
     async fn read(&mut self, selected: Vec<Listed>, until: tokio::time::Instant, timeout: Duration) -> Vec<Answer> {
         // A device that is gone while it hangs keeps its thread: if it comes back, there shall not be two.
-        self.devices.retain(|name, device| device.lane.is_busy() || selected.iter().any(|one| one.name == *name));
+        self.devices.retain(|name, device| device.is_busy() || selected.iter().any(|one| one.name == *name));
         for one in &selected {
             if !self.devices.contains_key(&one.name) {
-                let lane = Lane::new(format!("rdma {}", one.name));
-                self.devices.insert(one.name.clone(), DeviceLane { lane, silent: 0, asked: None });
+                self.devices.insert(one.name.clone(), DeviceLane::new(format!("rdma {}", one.name)));
             }
         }
         let (settings, files) = (&self.settings, self.files);
         let answers = self.devices.iter_mut().filter_map(|(name, device)| {
             let listed = selected.iter().find(|one| one.name == *name)?.clone();
-            Some(Box::pin(device.ask(Arc::clone(settings), files, listed, until, timeout)))
+            let (name, pci) = (listed.name.clone(), listed.pci.clone());
+            let settings = Arc::clone(settings);
+            let job = move || device::read(&settings.host, files, &settings.rules, &listed);
+            Some(Box::pin(async move {
+                let answer = device.ask(until, timeout, job).await;
+                answer.unwrap_or_else(|Silence(rounds)| Answer::Silent { name, pci, rounds })
+            }))
         });
         join_all(answers.collect()).await
-    }
-}
-
-impl DeviceLane {
-    async fn ask(
-        &mut self,
-        settings: Arc<RdmaSettings>,
-        files: DeviceFiles,
-        listed: Listed,
-        until: tokio::time::Instant,
-        timeout: Duration,
-    ) -> Answer {
-        let now = tokio::time::Instant::now();
-        let (name, pci) = (listed.name.clone(), listed.pci.clone());
-        if self.lane.is_busy()
-            && let Some(asked) = self.asked
-        {
-            // Nobody waits for it again, but each further time-out counts.
-            let more = (now - asked).as_nanos() / timeout.as_nanos().max(1);
-            let rounds = self.silent.saturating_add(u32::try_from(more).unwrap_or(u32::MAX).saturating_sub(1));
-            return Answer::Silent { name, pci, rounds };
-        }
-        self.asked = Some(now);
-        let job = move || device::read(&settings.host, files, &settings.rules, &listed);
-        match self.lane.run(until.saturating_duration_since(now), job).await {
-            Ok(answer) => {
-                self.silent = 0;
-                answer
-            }
-            Err(Abandoned) => {
-                self.silent = self.silent.saturating_add(1);
-                Answer::Silent { name, pci, rounds: self.silent }
-            }
-        }
-    }
-}
-
-impl Keeper {
-    /// A slow disk delays a round by a moment, and a hung one no round at all.
-    async fn keep(&mut self, known: &KnownPorts) {
-        let Some(path) = known.path().filter(|_| self.due) else { return };
-        if self.lane.is_busy() {
-            return;
-        }
-        self.due = false;
-        let job = {
-            let known = known.clone();
-            move || known.save()
-        };
-        match self.lane.run(SAVE_LIMIT, job).await {
-            Ok(Ok(())) => {
-                if self.quiet.end() {
-                    info!(path = %path.display(), "known-good ports are kept again");
-                }
-            }
-            Ok(Err(error)) => {
-                self.due = true;
-                if self.quiet.begin_or_repeat(&error.to_string(), tokio::time::Instant::now()) {
-                    let error = &error as &dyn Error;
-                    warn!(path = %path.display(), error, "cannot keep which ports were good; all else goes on");
-                }
-            }
-            Err(Abandoned) => {}
-        }
     }
 }
 
@@ -204,14 +126,15 @@ impl Probe for Rdma {
         if routes == Routes::Look {
             self.routes_at = Some(began);
         }
-        self.keeper.keep(&self.known).await;
+        let known = self.known.clone();
+        self.keeper.keep(self.known.path(), move || known.save()).await;
         let answers = self.read(listed.selected, began + timeout, timeout).await;
         Ok(Round { listing: listed.listing, answers, default_route: listed.default_route })
     }
 
     fn judge(&mut self, seen: Round, now: Instant) -> Option<Outcome> {
         let judgement = self.fabric.judge(&seen, &mut self.known.lock(), now);
-        self.keeper.due |= judgement.learned;
+        self.keeper.note(judgement.learned);
         let same = |(round, _): &(Round, Arc<Observed>)| *round == seen;
         let observed = figures::observed(&seen, &judgement.words);
         // Who looks at it compares pointers; a word may change by time alone.

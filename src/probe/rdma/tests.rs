@@ -17,7 +17,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 const LONG: Duration = Duration::from_secs(30);
 
-struct Bed {
+pub(super) struct Bed {
     host: Host,
     probe: Rdma,
     now: Instant,
@@ -41,11 +41,11 @@ impl Bed {
         Self { host, probe, now: crate::policy::some_instant() }
     }
 
-    fn all(host: Host) -> Self {
+    pub(super) fn all(host: Host) -> Self {
         Self::new(host, RdmaRules::default())
     }
 
-    async fn outcome(&mut self) -> Outcome {
+    pub(super) async fn outcome(&mut self) -> Outcome {
         let seen = self.probe.look(LONG).await.unwrap();
         self.now += Duration::from_secs(1);
         self.probe.judge(seen, self.now).unwrap()
@@ -497,12 +497,7 @@ async fn a_root_without_any_class_is_no_sys_and_condemns_nothing() {
 async fn a_device_that_hangs_costs_its_own_word_only() {
     let mut bed = Bed::all(Host::rails(2));
     assert_eq!(bed.says().await, "success");
-    let (release, blocked) = std::sync::mpsc::channel::<()>();
-    let short = Duration::from_millis(50);
-    let lane = bed.probe.devices.get_mut("mlx5_1").unwrap();
-    lane.asked = Some(tokio::time::Instant::now());
-    lane.silent = 1;
-    assert_eq!(lane.lane.run(short, move || blocked.recv().is_ok()).await, Err(Abandoned));
+    let release = bed.probe.devices.get_mut("mlx5_1").unwrap().hang().await;
     bed.set("mlx5_0", "state", "1: DOWN\n");
     let began = tokio::time::Instant::now();
     assert_eq!(bed.says().await, "failure PortDown hard");
@@ -510,37 +505,13 @@ async fn a_device_that_hangs_costs_its_own_word_only() {
     assert_eq!(bed.seen("mlx5_1/1", "reason"), json!("NotAnswering"));
     bed.set("mlx5_0", "state", "4: ACTIVE\n");
     assert_eq!(bed.says().await, "unknown NotAnswering");
-    bed.probe.devices.get_mut("mlx5_1").unwrap().silent = 3;
+    bed.probe.devices.get_mut("mlx5_1").unwrap().be_silent(3);
     assert_eq!(bed.says().await, "failure NotAnswering soft");
-    release.send(()).unwrap();
-    while bed.probe.devices["mlx5_1"].lane.is_busy() {
+    drop(release);
+    while bed.probe.devices["mlx5_1"].is_busy() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert_eq!(bed.says().await, "success");
-}
-
-#[tokio::test]
-async fn silence_counts_by_whole_timeouts() {
-    let mut lane = DeviceLane { lane: Lane::new("test"), silent: 0, asked: None };
-    let tree = HostTree { sysfs: "/nowhere".into(), dev: "/nowhere".into(), proc: "/nowhere".into() };
-    let settings = Arc::new(RdmaSettings { host: tree, rules: RdmaRules::default() });
-    let (release, blocked) = std::sync::mpsc::channel::<()>();
-    let hung = lane.lane.run(Duration::from_millis(10), move || blocked.recv().is_ok()).await;
-    assert_eq!(hung, Err(Abandoned));
-    let listed = || Listed { name: "mlx5_0".into(), pci: None };
-    let timeout = Duration::from_secs(3600);
-    lane.silent = 1;
-    let now = tokio::time::Instant::now();
-    for (hours, counted) in [(1, 1), (2, 2), (3, 3), (10, 10)] {
-        lane.asked = now.checked_sub(timeout * hours);
-        if lane.asked.is_none() {
-            // The machine has not been up for so long.
-            continue;
-        }
-        let answer = lane.ask(Arc::clone(&settings), DeviceFiles::Real, listed(), now + timeout, timeout).await;
-        assert_eq!(answer, Answer::Silent { name: "mlx5_0".into(), pci: None, rounds: counted });
-    }
-    release.send(()).unwrap();
 }
 
 #[tokio::test]
@@ -645,41 +616,4 @@ proptest! {
         };
         prop_assert!(said, "{}: {bytes:?}: {reason}", path.display());
     }
-}
-
-/// `cargo test --release --lib rdma_round_cost -- --ignored --nocapture`
-#[test]
-#[ignore = "prints a figure; it asserts only that memory does not grow"]
-#[expect(clippy::print_stdout, reason = "a figure for people")]
-fn rdma_round_cost() {
-    let rounds: u32 = std::env::var("ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(100_000);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let resident = || {
-        let status = fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-        line.split_whitespace().next().unwrap().parse::<u64>().unwrap()
-    };
-    let cpu = || {
-        let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-    };
-    runtime.block_on(async {
-        let mut bed = Bed::all(Host::rails(8));
-        for _ in 0..1000 {
-            assert_eq!(bed.outcome().await, Outcome::Success);
-        }
-        let (before, began, cpu_before) = (resident(), tokio::time::Instant::now(), cpu());
-        let mut slowest = Duration::ZERO;
-        for _ in 0..rounds {
-            let round = tokio::time::Instant::now();
-            assert_eq!(bed.outcome().await, Outcome::Success);
-            slowest = slowest.max(round.elapsed());
-        }
-        let (each, each_cpu) = (began.elapsed() / rounds, (cpu() - cpu_before) / rounds);
-        let after = resident();
-        println!(
-            "{rounds} rounds over 8 rails: {each:?} each ({each_cpu:?} of CPU), slowest {slowest:?}; resident {before} KiB, then {after} KiB"
-        );
-        assert!(after < before + 512, "memory grows");
-    });
 }
