@@ -135,13 +135,14 @@ impl NvmePolicy {
     /// Nothing was seen yet but `good`, which was live before.
     pub fn new(rule: NvmeRule, good: BTreeMap<String, Good>) -> Self {
         let known = good.into_iter().take(MAX_KNOWN);
-        let known = known.map(|(lasting, place)| (lasting, Known::before(place))).collect();
+        let known = known.map(|(lasting, place)| (lasting, Known { place, good: true, ..Known::default() })).collect();
         Self { rule, known }
     }
 
-    /// Those that were live once and are to be missed, by what stays of each when its name changes.
+    /// Those that were live once and are to be missed by the next run, too, by what stays of each when its name changes. A fabric's may
+    /// be disconnected while nobody looks.
     pub fn good(&self) -> impl Iterator<Item = (&String, &Good)> + Clone {
-        self.known.iter().filter(|(_, known)| known.good).map(|(lasting, known)| (lasting, &known.place))
+        self.known.iter().filter(|(_, known)| known.good && !known.far).map(|(lasting, known)| (lasting, &known.place))
     }
 
     /// The outcome, and that of each controller.
@@ -189,11 +190,6 @@ impl NvmePolicy {
 }
 
 impl Known {
-    /// One that was live before. Only a fabric's has no slot.
-    fn before(place: Good) -> Self {
-        Self { far: place.pci.is_none(), place, good: true, ..Self::default() }
-    }
-
     fn is_at(&mut self, name: &str, place: &Place) {
         name.clone_into(&mut self.place.name);
         match place {
@@ -422,6 +418,10 @@ mod tests {
                 policy.judge(&placed([local(), ("far", Place::Fabric, state)]), &[], true, now);
             }
             assert_eq!(named(&policy.judge(&placed([local()]), &[], true, now).0), after, "{states:?}");
+            assert!(
+                policy.good().all(|(lasting, _)| lasting != "far"),
+                "the next run misses only what this machine has"
+            );
             let named_one = policy.judge(&placed([local()]), &["far".to_owned()], true, now).0;
             assert_eq!(named(&named_one), ("failure", "DeviceGone"), "one that is named must be there");
         }
