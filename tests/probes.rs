@@ -326,6 +326,24 @@ async fn watching_prints_each_change_once_with_its_time() {
 }
 
 #[tokio::test]
+async fn watching_shows_a_change_long_before_the_period_is_over() {
+    let bed = Bed::new();
+    let (file, shown) = (bed.health_file(), bed.at("shown"));
+    fs::write(&file, "OK\n").unwrap();
+    let mut command = probe(&["--watch", "--period=1h", &format!("--health-file={}", file.display())]);
+    command.stdout(fs::File::create(&shown).unwrap()).stdin(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let text = || fs::read_to_string(&shown).unwrap();
+    eventually("the first round is shown", || text().contains(" success")).await;
+    fs::write(&file, "ERROR port 1 DOWN\n").unwrap();
+    eventually("the change is shown", || text().contains("port 1 DOWN")).await;
+    fs::write(&file, "OK\n").unwrap();
+    eventually("and the next", || text().matches(" success").count() == 2).await;
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[tokio::test]
 async fn several_probes_are_written_as_one_word() {
     let bed = Bed::new();
     let written = bed.at("written");

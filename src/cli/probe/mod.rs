@@ -83,7 +83,7 @@ pub struct ProbeFlags {
     /// Rounds until all is healthy, for ever or for this long: for an init container
     #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, help_heading = "How often")]
     wait: Option<Option<GoDuration>>,
-    /// Rounds until stopped; tells each change
+    /// Rounds until stopped, and a look at once where a probe notices a change; tells each change
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", hide_default_value = true, value_parser = parse_bool, action = clap::ArgAction::Set, help_heading = "How often")]
     watch: bool,
     /// Write `OK`, `ERROR reason` or `UNKNOWN reason` to this file, in one step, every period. Its folder must exist

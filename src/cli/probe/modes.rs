@@ -15,8 +15,11 @@ use std::io::{Write, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
+
+/// Changes within this are looked at together.
+const GATHER: Duration = Duration::from_millis(20);
 
 /// When it ends, and what it gives.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -127,6 +130,32 @@ impl<'stop> Rounds<'stop> {
         Self { period, next: now, stop, until: limit.and_then(|limit| now.checked_add(limit)) }
     }
 
+    /// A round, or before it is due a word of the one probe that saw a change.
+    async fn round_or_change(&mut self, asking: &mut Asking) -> Result<(), Ended> {
+        let next = &mut self.next;
+        tokio::select! {
+            biased;
+            () = self.stop.cancelled() => Err(Ended::Stopped),
+            () = async {
+                let changed = tokio::select! {
+                    biased;
+                    () = sleep_until(*next) => None,
+                    number = asking.changed() => Some(number),
+                };
+                match changed {
+                    None => {
+                        *next = Instant::now() + self.period;
+                        asking.round().await;
+                    }
+                    Some(number) => {
+                        sleep(GATHER).await;
+                        asking.ask_again(number).await;
+                    }
+                }
+            } => Ok(()),
+        }
+    }
+
     async fn round(&mut self, asking: &mut Asking) -> Result<(), Ended> {
         let (next, until) = (&mut self.next, self.until);
         tokio::select! {
@@ -179,14 +208,14 @@ async fn watch(mut asking: Asking, form: Form, period: Duration, stop: &Cancella
     let mut rounds = Rounds::new(period, None, stop);
     let mut told: Vec<String> = Vec::new();
     let mut told_health = None;
-    while rounds.round(&mut asking).await.is_ok() {
+    while rounds.round_or_change(&mut asking).await.is_ok() {
         let (health, look) = (asking.health(), Look::of_stdout());
         let gists: Vec<String> = asking.probes.iter().map(gist).collect();
         let mut lines = Vec::new();
         if form != Form::Json && look.terminal {
             // Home, and clear to the end, so that nothing flickers.
             let now = utc(SystemTime::now());
-            let foot = look.cut(&format!("{now}, each {}", GoDuration(period)));
+            let foot = look.cut(&format!("{now}, each {} and at changes", GoDuration(period)));
             lines.push(format!("\x1b[H\x1b[J{}\n\n{foot}", table(&asking, health, look)));
         } else if form == Form::Json {
             if gists != told || told_health != Some(health) {

@@ -10,6 +10,7 @@ use crate::metrics::Metrics;
 use crate::policy::group::GroupRule;
 use crate::policy::outcome::{Health, Outcome, Reason};
 use crate::policy::probe_verdict::{ProbeRule, ProbeVerdict, Thresholds};
+use crate::policy::repeats::{Events, Repeats, Spacing};
 use crate::policy::round::{Rounds, Timing};
 use crate::probe::Probe;
 use crate::probe::csi::Csi;
@@ -21,10 +22,11 @@ use crate::probe::kmsg::Kmsg;
 use crate::probe::nvme::Nvme;
 use crate::probe::observed::Observed;
 use crate::probe::rdma::Rdma;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -47,6 +49,7 @@ pub(super) struct Asked {
     pub(super) settings: ProbeSettings,
     pub(super) word: Option<Word>,
     verdict: ProbeVerdict,
+    repeats: Repeats,
     kind: Kind,
 }
 
@@ -58,6 +61,13 @@ enum Kind {
     Nvme(Box<Nvme>),
     Gpu(Box<Gpu>),
     Kmsg(Box<Kmsg>),
+}
+
+/// Why a probe is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Why {
+    Due,
+    Changed,
 }
 
 /// What turns a verdict.
@@ -80,9 +90,29 @@ impl Asking {
 
     /// Asks every probe once. Dropping it kills the commands that run.
     pub(super) async fn round(&mut self) {
-        let rounds =
-            self.probes.iter_mut().map(|probe| -> Pin<Box<dyn Future<Output = ()> + '_>> { Box::pin(probe.ask()) });
+        let rounds = self
+            .probes
+            .iter_mut()
+            .map(|probe| -> Pin<Box<dyn Future<Output = ()> + '_>> { Box::pin(probe.ask(Why::Due)) });
         join_all(rounds.collect()).await;
+    }
+
+    /// Waits until a probe has a reason to be asked before its time; which one. Cancelling it loses nothing.
+    pub(super) async fn changed(&mut self) -> usize {
+        let changes = self.probes.iter_mut().map(|probe| Box::pin(probe.changed()));
+        let mut changes: Vec<_> = changes.collect();
+        poll_fn(|context| {
+            let at = changes.iter_mut().position(|change| change.as_mut().poll(context).is_ready());
+            at.map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
+    }
+
+    /// Asks the probe of this number alone, after a change.
+    pub(super) async fn ask_again(&mut self, number: usize) {
+        if let Some(probe) = self.probes.get_mut(number) {
+            probe.ask(Why::Changed).await;
+        }
     }
 
     /// All groups must pass; one that cannot any more decides.
@@ -157,7 +187,8 @@ impl Asked {
             ProbeKind::Rdma(rdma) => Kind::Rdma(Box::new(Rdma::new(rdma, KnownPorts::in_memory()))),
         };
         let verdict = ProbeVerdict::new(rule(&settings, thresholds));
-        Self { settings, word: None, verdict, kind }
+        let spacing = Spacing { confirm_interval: settings.confirm_interval, period: settings.period };
+        Self { settings, word: None, verdict, repeats: Repeats::new(spacing), kind }
     }
 
     pub(super) fn outcome(&self) -> Option<&Outcome> {
@@ -173,7 +204,35 @@ impl Asked {
         self.settings.on_failure == OnFailure::Warn
     }
 
-    async fn ask(&mut self) {
+    async fn changed(&mut self) {
+        match &mut self.kind {
+            Kind::HealthFile(probe) => probe.changed().await,
+            Kind::Csi(probe) => probe.changed().await,
+            Kind::Exec(probe) => probe.changed().await,
+            Kind::Rdma(probe) => probe.changed().await,
+            Kind::Nvme(probe) => probe.changed().await,
+            Kind::Gpu(probe) => probe.changed().await,
+            Kind::Kmsg(probe) => probe.changed().await,
+        }
+    }
+
+    /// Whether the probe is told to look again, rather than of news.
+    fn looks_again(&self) -> bool {
+        fn of<P: Probe>(_: &P) -> bool {
+            P::EVENTS == Events::LookAgain
+        }
+        match &self.kind {
+            Kind::HealthFile(probe) => of(probe.as_ref()),
+            Kind::Csi(probe) => of(probe),
+            Kind::Exec(probe) => of(probe),
+            Kind::Rdma(probe) => of(probe.as_ref()),
+            Kind::Nvme(probe) => of(probe.as_ref()),
+            Kind::Gpu(probe) => of(probe.as_ref()),
+            Kind::Kmsg(probe) => of(probe.as_ref()),
+        }
+    }
+
+    async fn ask(&mut self, why: Why) {
         let timeout = self.settings.timeout;
         let started = Instant::now();
         let said = match &mut self.kind {
@@ -195,7 +254,11 @@ impl Asked {
         };
         match (said, &mut self.word) {
             (Some((outcome, observed)), _) => {
-                self.verdict.observe(outcome.clone(), started.into_std());
+                let now = started.into_std();
+                if why == Why::Due || !self.looks_again() || self.repeats.counts(&outcome, now) {
+                    self.repeats.counted(&outcome, now);
+                    self.verdict.observe(outcome.clone(), now);
+                }
                 self.word = Some(Word { outcome, took, observed });
             }
             // A health file that nobody has written again says nothing twice.
