@@ -52,6 +52,10 @@ fn successor(bed: &Bed, flags: &[&str]) -> Agent {
 }
 
 fn agent_that_logs_to(bed: &Bed, flags: &[&str], log: &str) -> Agent {
+    Agent::start(command(bed, flags), bed.at(log))
+}
+
+fn command(bed: &Bed, flags: &[&str]) -> Command {
     let socket = driver_socket(bed);
     let mut all = vec![
         format!("--csi-address={}", socket.display()),
@@ -59,7 +63,7 @@ fn agent_that_logs_to(bed: &Bed, flags: &[&str], log: &str) -> Agent {
         "--on-unhealthy=fence-then-deregister".to_owned(),
     ];
     all.extend(flags.iter().map(|flag| (*flag).to_owned()));
-    Agent::start(bed.watching_command(&all.iter().map(String::as_str).collect::<Vec<_>>()), bed.at(log))
+    bed.watching_command(&all.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
 fn proxy_socket(bed: &Bed) -> PathBuf {
@@ -143,6 +147,26 @@ async fn registered_after(bed: &Bed, gap: &str, flags: &[&str]) -> (DemoDriver, 
     let agent = agent(bed, flags);
     kubelet.registered().await;
     (driver, kubelet, agent)
+}
+
+/// In a pod the kubelet is no process that we can see: its credentials have no process id.
+#[tokio::test]
+async fn a_caller_outside_our_process_namespace_may_call() {
+    if !bed::is_root() {
+        // A process namespace needs root; CI is root.
+        return;
+    }
+    let bed = Bed::new();
+    fs::create_dir_all(driver_socket(&bed).parent().unwrap()).unwrap();
+    let driver = DemoDriver::start(&driver_socket(&bed), DRIVER).unwrap();
+    driver.behaviour().volumes = Code::Ok;
+    bed.health("OK");
+    let (agent, mut kubelet) = (command(&bed, &[]), bed.kubelet());
+    let mut elsewhere = Command::new("unshare");
+    elsewhere.args(["--pid", "--fork", "--kill-child", "--"]).arg(agent.get_program()).args(agent.get_args());
+    let _agent = Agent::start(elsewhere, bed.at("agent.log"));
+    kubelet.registered().await;
+    stage(&bed, "v").await.unwrap();
 }
 
 #[tokio::test]

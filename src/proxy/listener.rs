@@ -19,7 +19,8 @@ use bytes::Bytes;
 use h2::RecvStream;
 use h2::server::SendResponse;
 use http::Request;
-use rustix::net::sockopt::socket_peercred;
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use std::collections::BTreeSet;
 use std::os::unix::net::UnixStream as Std;
 use std::path::{Path, PathBuf};
@@ -154,7 +155,8 @@ struct Callers {
 
 impl Callers {
     fn serve(self: &Arc<Self>, stream: Std) {
-        let uid = socket_peercred(&stream).ok().map(|peer| peer.uid.as_raw());
+        // Not by rustix: it wants a process id, and a caller outside our namespace of processes, as the kubelet is, has none here.
+        let uid = getsockopt(&stream, PeerCredentials).ok().map(|peer| peer.uid());
         let stream = match ReadDriven::new(stream) {
             Ok(stream) => stream,
             Err(error) => {
