@@ -4,7 +4,7 @@ use super::{info, warn};
 use crate::config::proxy::ProxySettings;
 use crate::grpc::connect::chain;
 use crate::grpc::driver;
-use crate::policy::reaction::Crashes;
+use crate::policy::crashes::Crashes;
 use crate::proxy::kubelet_records;
 use crate::proxy::listener::{self, Proxy};
 use crate::proxy::volume_file::{Left, VolumeFile};

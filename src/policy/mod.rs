@@ -2,6 +2,7 @@
 
 pub mod admission;
 pub mod backoff;
+pub mod crashes;
 pub mod damping;
 pub mod devices;
 pub mod fence;

@@ -2,8 +2,8 @@
 //! whose the file is when two agents of one driver overlap. Who writes it and when is said in `volumes.rs`.
 
 use crate::kept_file::{KeptFile, LoadError, Version, boot_id, since_boot};
+use crate::policy::crashes::Crashes;
 use crate::policy::followed::{self, Before};
-use crate::policy::reaction::Crashes;
 use crate::policy::volume_place::{Kind, Place, Presence};
 use crate::policy::volumes::{Completeness, Gap};
 use serde::{Deserialize, Serialize};

@@ -4,7 +4,7 @@
 use super::kubelet_records::Records;
 use super::volume_file::{Loaded, Run, Saved, VolumeFile};
 use crate::kept_file::since_boot;
-use crate::policy::reaction::Crashes;
+use crate::policy::crashes::Crashes;
 use crate::policy::volume_call::{End, VolumeCall};
 use crate::policy::volume_place::Place;
 use crate::policy::volumes::{CallId, Completeness, Gap, VolumeTable};
