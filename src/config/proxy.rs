@@ -207,7 +207,8 @@ impl Checked {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::run::{Given, RunFlags};
+    use crate::cli::given::Given;
+    use crate::cli::run::RunFlags;
     use crate::config::settings::Settings;
     use clap::CommandFactory;
     use std::time::Duration;

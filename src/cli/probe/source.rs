@@ -1,7 +1,8 @@
 //! What is probed: a command, the probes of a settings file, the driver, or a health file. Exactly one of them.
 
 use super::ProbeFlags;
-use crate::cli::run::{Given, GivenError, RunFlags};
+use crate::cli::given::{Given, GivenError};
+use crate::cli::run::RunFlags;
 use crate::config::gpu::{self, WrittenGpu};
 use crate::config::kmsg::WrittenKmsg;
 use crate::config::nvme::WrittenNvme;
