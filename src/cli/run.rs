@@ -6,8 +6,9 @@ use super::logging::LoggingFlags;
 use super::{COMMANDS, fail, print, usage};
 use crate::config::go_duration::GoDuration;
 use crate::config::go_integer::integer;
+use crate::config::paths::{state_folder, unix_path};
 use crate::config::probes::HostTree;
-use crate::config::settings::{self, Typed};
+use crate::config::settings::Typed;
 use crate::{daemon, shutdown, telemetry};
 use anyhow::Context;
 use clap::{CommandFactory, Parser};
@@ -210,8 +211,8 @@ impl RunFlags {
 
     /// Where the state of an agent with these flags lies.
     pub fn state_folder(&self) -> PathBuf {
-        let driver_socket = settings::unix_path(&self.csi_address).unwrap_or_default();
-        settings::state_folder(self.state_dir.as_deref(), &driver_socket)
+        let driver_socket = unix_path(&self.csi_address).unwrap_or_default();
+        state_folder(self.state_dir.as_deref(), &driver_socket)
     }
 
     /// `--kubelet-registration-path`, if it is given.
@@ -226,8 +227,8 @@ impl RunFlags {
 
     /// The paths of the registration, without a look at the machine; `None` where they cannot be.
     pub fn registration_paths(&self) -> Option<(PathBuf, PathBuf, PathBuf)> {
-        let driver = settings::unix_path(&self.csi_address)?;
-        let told = settings::unix_path(&self.kubelet_registration_path)?;
+        let driver = unix_path(&self.csi_address)?;
+        let told = unix_path(&self.kubelet_registration_path)?;
         Some((driver, told, self.plugin_registration_path.clone()))
     }
 
