@@ -3,6 +3,7 @@
 mod fence;
 mod health;
 mod overrides;
+mod probes;
 mod proxied;
 mod reload;
 pub(crate) mod rules;
@@ -32,8 +33,9 @@ use crate::state_file::StateFile;
 use crate::status::server::Sources;
 use crate::status::{self as status_socket};
 use anyhow::{Context, anyhow};
-use health::{HealthPart, Heard, Kept, Known};
+use health::{HealthPart, Heard, Kept};
 use overrides::Overrides;
+use probes::Known;
 use proxied::{Proxied, Way};
 use rules::asks;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

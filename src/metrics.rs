@@ -1,8 +1,11 @@
 //! What is counted and measured, and how it reads in Prometheus' text format. The table is docs/metrics.md.
 
+mod csi_methods;
+
 use crate::grpc::code;
 use crate::grpc::connect::CallError;
 use crate::policy::outcome::{Health, Outcome, Reason};
+use csi_methods::is_csi;
 use prometheus::core::Collector;
 use prometheus::{Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 use prometheus::{Opts, Registry, TextEncoder};
@@ -318,62 +321,6 @@ impl Metrics {
 impl Default for Metrics {
     fn default() -> Self {
         Self::new()
-    }
-}
-
-/// Whether the specification has the method. Anybody who may call can make up others, and each would be a histogram for ever.
-///
-/// A driver that serves controller and node over one socket is called by the controller's sidecars, too. The methods are those of
-/// version 1.12 and those that its master branch has beyond it.
-///
-/// Source: <https://github.com/container-storage-interface/spec/blob/master/csi.proto>
-fn is_csi(method: &str) -> bool {
-    let Some((service, name)) = method.strip_prefix("/csi.v1.").and_then(|rest| rest.split_once('/')) else {
-        return false;
-    };
-    match service {
-        "Identity" => matches!(name, "GetPluginInfo" | "GetPluginCapabilities" | "Probe"),
-        "Node" => matches!(
-            name,
-            "NodeStageVolume"
-                | "NodeUnstageVolume"
-                | "NodePublishVolume"
-                | "NodeUnpublishVolume"
-                | "NodeGetVolumeStats"
-                | "NodeExpandVolume"
-                | "NodeGetCapabilities"
-                | "NodeGetInfo"
-        ),
-        "Controller" => matches!(
-            name,
-            "CreateVolume"
-                | "DeleteVolume"
-                | "ControllerPublishVolume"
-                | "ControllerUnpublishVolume"
-                | "ValidateVolumeCapabilities"
-                | "ListVolumes"
-                | "GetCapacity"
-                | "ControllerGetCapabilities"
-                | "CreateSnapshot"
-                | "DeleteSnapshot"
-                | "ListSnapshots"
-                | "GetSnapshot"
-                | "ControllerExpandVolume"
-                | "ControllerGetVolume"
-                | "ControllerModifyVolume"
-                | "ControllerListVolumeHealth"
-                | "ControllerGetVolumeHealth"
-                | "ControllerGetNodeInfo"
-        ),
-        "GroupController" => matches!(
-            name,
-            "GroupControllerGetCapabilities"
-                | "CreateVolumeGroupSnapshot"
-                | "DeleteVolumeGroupSnapshot"
-                | "GetVolumeGroupSnapshot"
-        ),
-        "SnapshotMetadata" => matches!(name, "GetMetadataAllocated" | "GetMetadataDelta"),
-        _ => false,
     }
 }
 

@@ -122,11 +122,10 @@ fn status(bed: &Bed) -> String {
 }
 
 fn ask(bed: &Bed, command: &str, flags: &[&str]) -> (i32, String) {
-    let socket = bed.at("state").join(format!("{DRIVER}-warden-status.sock"));
     let output = Command::new(env!("CARGO_BIN_EXE_csi-warden"))
         .arg(command)
         .args(flags)
-        .arg(format!("--status-socket={}", socket.display()))
+        .arg(format!("--status-socket={}", bed.status_socket().display()))
         .output()
         .unwrap();
     let text = [output.stdout, output.stderr].concat();

@@ -4,7 +4,7 @@
 
 mod bed;
 
-use bed::{Agent, Bed, DRIVER, eventually, names, steadily};
+use bed::{Agent, Bed, eventually, names, steadily};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -82,10 +82,9 @@ fn agent_with(bed: &Bed, probes: &str, flags: &[&str]) -> Agent {
 }
 
 fn ask(bed: &Bed, output: &str) -> Option<String> {
-    let socket = bed.at(&format!("state/{DRIVER}-warden-status.sock"));
     let output = Command::new(env!("CARGO_BIN_EXE_csi-warden"))
         .args(["status", &format!("--output={output}"), "--status-socket"])
-        .arg(socket)
+        .arg(bed.status_socket())
         .output()
         .unwrap();
     (output.status.code() != Some(2)).then(|| String::from_utf8(output.stdout).unwrap())

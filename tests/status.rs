@@ -10,15 +10,11 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 use tokio::time::sleep;
-
-fn socket(bed: &Bed) -> PathBuf {
-    bed.at("state/x.example.com-warden-status.sock")
-}
 
 /// Exit code, standard output, standard error.
 fn ask(socket: &Path, flags: &[&str]) -> (i32, String, String) {
@@ -37,17 +33,17 @@ async fn the_whole_story_is_told_in_words_and_json() {
     let mut kubelet = bed.kubelet();
     let mut agent = bed.watching_agent(&["--health-interval=1m", "--recovery-hold=1m"]);
     kubelet.registered().await;
-    eventually("registered", || ask(&socket(&bed), &[]).0 == 0).await;
-    assert_eq!(fs::metadata(socket(&bed)).unwrap().permissions().mode() & 0o777, 0o600);
-    let (_, text, _) = ask(&socket(&bed), &[]);
+    eventually("registered", || ask(&bed.status_socket(), &[]).0 == 0).await;
+    assert_eq!(fs::metadata(bed.status_socket()).unwrap().permissions().mode() & 0o777, 0o600);
+    let (_, text, _) = ask(&bed.status_socket(), &[]);
     assert!(text.contains("registered for") && text.contains("nothing while the probes pass"), "{text}");
     assert!(!text.contains('\x1b'), "piped, it is plain");
     bed.health("ERROR mlx5_0 port 1 is DOWN");
-    eventually("one failure", || ask(&socket(&bed), &[]).1.contains("1 more failure of health-file")).await;
+    eventually("one failure", || ask(&bed.status_socket(), &[]).1.contains("1 more failure of health-file")).await;
     sleep(Duration::from_millis(60)).await;
     bed.health("ERROR mlx5_0 port 1 is DOWN");
     kubelet.deregistered().await;
-    let (code, text, _) = ask(&socket(&bed), &[]);
+    let (code, text, _) = ask(&bed.status_socket(), &[]);
     assert_eq!(code, 1);
     assert!(
         text.contains("withdrawn") && text.contains("2 more successes") && text.contains("port 1 is DOWN"),
@@ -57,8 +53,8 @@ async fn the_whole_story_is_told_in_words_and_json() {
         sleep(Duration::from_millis(60)).await;
         bed.health("OK");
     }
-    eventually("the hold", || ask(&socket(&bed), &[]).1.contains("if all stays well")).await;
-    let (_, json, _) = ask(&socket(&bed), &["--output=json"]);
+    eventually("the hold", || ask(&bed.status_socket(), &[]).1.contains("if all stays well")).await;
+    let (_, json, _) = ask(&bed.status_socket(), &["--output=json"]);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["registration"]["phase"], "withdrawn");
     assert_eq!(json["health"]["verdict"], "unhealthy");
@@ -71,7 +67,7 @@ async fn the_whole_story_is_told_in_words_and_json() {
         ["x.example.com-warden-volumes.json", "x.example.com-warden.json"],
         "the socket goes with the agent"
     );
-    let (code, _, complaint) = ask(&socket(&bed), &[]);
+    let (code, _, complaint) = ask(&bed.status_socket(), &[]);
     assert_eq!(code, 2);
     assert!(complaint.contains("x.example.com-warden-status.sock"), "{complaint}");
 }
@@ -108,12 +104,12 @@ async fn two_hundred_ask_at_once_and_each_is_answered() {
     let mut kubelet = bed.kubelet();
     let agent = bed.watching_agent(&[]);
     kubelet.registered().await;
-    eventually("registered", || ask(&socket(&bed), &[]).0 == 0).await;
+    eventually("registered", || ask(&bed.status_socket(), &[]).0 == 0).await;
     let before = descriptors(&agent);
     let together = Arc::new(Barrier::new(200));
     let clients: Vec<_> = (0..200)
         .map(|_| {
-            let (socket, together) = (socket(&bed), Arc::clone(&together));
+            let (socket, together) = (bed.status_socket(), Arc::clone(&together));
             std::thread::spawn(move || {
                 together.wait();
                 asked(&socket)
@@ -136,11 +132,11 @@ async fn slow_clients_cost_nothing_and_keep_nobody_out() {
     let mut kubelet = bed.kubelet();
     let agent = bed.watching_agent(&["--health-interval=1m"]);
     kubelet.registered().await;
-    eventually("registered", || ask(&socket(&bed), &[]).0 == 0).await;
+    eventually("registered", || ask(&bed.status_socket(), &[]).0 == 0).await;
     let before = descriptors(&agent);
     let held: Vec<UnixStream> = (0..150)
         .map(|number| {
-            let mut stream = UnixStream::connect(socket(&bed)).unwrap();
+            let mut stream = UnixStream::connect(bed.status_socket()).unwrap();
             stream.set_nonblocking(true).unwrap();
             let requests = "GET /status HTTP/1.1\r\nhost: t\r\n\r\n".repeat(1_000);
             let words = [&b""[..], b"GET /status HT", requests.as_bytes()][number % 3];
@@ -149,7 +145,7 @@ async fn slow_clients_cost_nothing_and_keep_nobody_out() {
             stream
         })
         .collect();
-    let socket_path = socket(&bed);
+    let socket_path = bed.status_socket();
     let (code, text, complaint) = tokio::task::spawn_blocking(move || ask(&socket_path, &[])).await.unwrap();
     assert!(code == 0 && text.contains("registered for"), "{code}: {text}{complaint}");
     assert!(descriptors(&agent) <= before + 70, "{} descriptors, before them {before}", descriptors(&agent));
@@ -165,12 +161,12 @@ async fn something_in_the_sockets_way_is_left_alone_and_harms_nothing() {
     let bed = Bed::new();
     let _driver = bed.driver();
     bed.health("OK");
-    fs::write(socket(&bed), "precious").unwrap();
+    fs::write(bed.status_socket(), "precious").unwrap();
     let mut kubelet = bed.kubelet();
     let agent = bed.watching_agent(&[]);
     kubelet.registered().await;
     agent.logs("no status socket").await;
-    assert_eq!(fs::read_to_string(socket(&bed)).unwrap(), "precious");
+    assert_eq!(fs::read_to_string(bed.status_socket()).unwrap(), "precious");
 }
 
 #[tokio::test]
@@ -182,9 +178,9 @@ async fn a_socket_left_by_a_crash_is_replaced_and_the_newest_agent_answers() {
     let mut agent = bed.watching_agent(&[]);
     kubelet.registered().await;
     agent.kill().await;
-    assert!(fs::metadata(socket(&bed)).unwrap().file_type().is_socket());
+    assert!(fs::metadata(bed.status_socket()).unwrap().file_type().is_socket());
     let _agent = bed.watching_agent(&[]);
-    eventually("registered again", || ask(&socket(&bed), &[]).0 == 0).await;
+    eventually("registered again", || ask(&bed.status_socket(), &[]).0 == 0).await;
 }
 
 #[tokio::test]
@@ -201,12 +197,12 @@ async fn other_users_are_refused() {
     kubelet.registered().await;
     // Even where somebody has opened the way for them.
     fs::set_permissions(bed.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    fs::set_permissions(socket(&bed), fs::Permissions::from_mode(0o666)).unwrap();
+    fs::set_permissions(bed.status_socket(), fs::Permissions::from_mode(0o666)).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_csi-warden"));
     let program = bed.at("csi-warden");
     fs::copy(command.get_program(), &program).unwrap();
     command = Command::new(program);
-    command.args(["status", "--status-socket"]).arg(socket(&bed)).uid(65534).gid(65534);
+    command.args(["status", "--status-socket"]).arg(bed.status_socket()).uid(65534).gid(65534);
     // Another test's child may hold the new file open for writing for a moment.
     let mut output = command.output();
     while output.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::ExecutableFileBusy) {

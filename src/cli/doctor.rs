@@ -1,8 +1,9 @@
 //! `csi-warden doctor`: what a node, a pod or a manifest lacks, and how to mend it.
 
+use super::given::{Given, GivenError};
 use super::go_flags::normalise;
 use super::look::{Column, Look, fitting, line, row, titles, width, wrapped};
-use super::run::{Given, GivenError, RunFlags};
+use super::run::RunFlags;
 use super::{USAGE, complain, print, status, usage};
 use crate::doctor::finding::{Finding, Status, verdict};
 use crate::doctor::place::{Own, Place, Sockets};

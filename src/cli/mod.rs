@@ -4,6 +4,7 @@ pub mod config;
 pub mod demo;
 pub mod doctor;
 mod fence;
+pub mod given;
 pub mod go_flags;
 pub mod install;
 pub mod livenessprobe;

@@ -1,7 +1,8 @@
 //! `csi-warden record`: a trace of what probes read on this host, for `csi-warden replay`.
 
+use super::given::{Given, GivenError};
 use super::go_flags::{normalise, parse_bool};
-use super::run::{Given, GivenError, RunFlags};
+use super::run::RunFlags;
 use super::{USAGE, complain, fail, usage};
 use crate::config::go_duration::GoDuration;
 use crate::config::probes::{ProbeKind, ProbeSettings};

@@ -1,8 +1,9 @@
 //! `csi-warden replay`: what would have happened on the node that a trace was recorded on.
 
+use super::given::{Given, GivenError};
 use super::go_flags::{normalise, parse_bool};
 use super::look::{Look, line, padded, wrapped};
-use super::run::{Given, GivenError, RunFlags};
+use super::run::RunFlags;
 use super::{USAGE, complain, fail, print, usage};
 use crate::config::file::FileError;
 use crate::config::settings::Health as Settings;

@@ -1,18 +1,17 @@
 //! `csi-warden [run]`: every flag of the registrar it replaces, and its own.
 
-use super::go_flags::{normalise, parse_bool, texts_are_utf_8};
+use super::given::{Given, GivenError};
+use super::go_flags::parse_bool;
 use super::logging::LoggingFlags;
 use super::{COMMANDS, fail, print, usage};
-use crate::config::file::{self, ConfigFile, FileError, Problem};
 use crate::config::go_duration::GoDuration;
 use crate::config::go_integer::integer;
+use crate::config::paths::{state_folder, unix_path};
 use crate::config::probes::HostTree;
-use crate::config::settings::{self, Health, Settings, SettingsErrors, Typed, TypedFile};
-use crate::config::watched::Watched;
+use crate::config::settings::Typed;
 use crate::{daemon, shutdown, telemetry};
 use anyhow::Context;
-use clap::parser::ValueSource;
-use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches, Parser};
+use clap::{CommandFactory, Parser};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -53,7 +52,7 @@ pub struct RunFlags {
 
     /// YAML file with probes, groups, and any of these flags by its camelCase name; a flag given here wins. See docs/config.md
     #[arg(long, value_name = "FILE", help_heading = "Registration")]
-    config: Option<PathBuf>,
+    pub(super) config: Option<PathBuf>,
 
     /// Listen address of /healthz, /readyz, /registered and /metrics, such as :9809 or 127.0.0.1:9809; empty: none
     #[arg(long, value_name = "ADDR", default_value = "", hide_default_value = true, help_heading = "HTTP")]
@@ -159,100 +158,7 @@ pub struct RunFlags {
     pub(super) logging: LoggingFlags,
     /// Print the version
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", value_parser = parse_bool, action = clap::ArgAction::Set, hide_default_value = true)]
-    version: bool,
-}
-
-/// The command line and the file, as one.
-pub struct Given {
-    /// Their values; the command line's win.
-    pub flags: RunFlags,
-    /// As parsed.
-    pub matches: ArgMatches,
-    /// `--config`; not read for `--version`.
-    pub file: Option<ConfigFile>,
-    /// What is wrong with values of the file; these values are left out.
-    pub problems: Vec<Problem>,
-    /// Flags on the command line, without dashes.
-    pub typed: Vec<String>,
-}
-
-/// Why there is nothing to go on with.
-pub enum GivenError {
-    /// A flag, or a call for help.
-    Usage(clap::Error),
-    /// `--config`
-    File(FileError),
-}
-
-impl Given {
-    /// Reads the command line by `command`, which has the flags of `run` at least, and the file that it names.
-    ///
-    /// # Errors
-    /// An unknown flag or a bad value on the command line, or a file without settings.
-    pub fn read(mut command: Command, arguments: impl Iterator<Item = OsString>) -> Result<Self, GivenError> {
-        // As in Go, the first positional ends the flags, and the rest is not looked at.
-        let typed = normalise(&command, arguments).flags;
-        texts_are_utf_8(&mut command, &typed).map_err(GivenError::Usage)?;
-        let mut parse = |file: Vec<OsString>| {
-            let all = std::iter::once(OsString::from("csi-warden")).chain(file).chain(typed.iter().cloned());
-            let matches = command.try_get_matches_from_mut(all).map_err(GivenError::Usage)?;
-            let flags = RunFlags::from_arg_matches(&matches).map_err(GivenError::Usage)?;
-            Ok((flags, matches))
-        };
-        let (flags, matches) = parse(Vec::new())?;
-        let by_hand = |arg: &&Arg| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
-        let listed = RunFlags::command();
-        let typed =
-            listed.get_arguments().filter(by_hand).filter_map(|arg| arg.get_long()).map(str::to_owned).collect();
-        let Some(path) = flags.config.clone().filter(|_| !flags.version) else {
-            return Ok(Self { flags, matches, file: None, problems: Vec::new(), typed });
-        };
-        let (file, problems) = file::examine(&path, &listed).map_err(GivenError::File)?;
-        // Before the typed ones: the last one wins.
-        let (flags, matches) = parse(file.arguments(&typed).collect())?;
-        Ok(Self { flags, matches, file: Some(file), problems, typed })
-    }
-
-    /// What `run` runs with.
-    ///
-    /// # Errors
-    /// Every problem, one line each.
-    pub fn settings(&self) -> Result<Settings, Vec<String>> {
-        self.with_the_files(Settings::check(&self.typed()))
-    }
-
-    /// What `run` would watch.
-    ///
-    /// # Errors
-    /// Every problem of the probes, one line each.
-    pub fn watched(&self) -> Result<Watched, Vec<String>> {
-        self.with_the_files(Settings::watched(&self.typed()))
-    }
-
-    /// How `run` would watch, and what it would do.
-    ///
-    /// # Errors
-    /// Every problem of the probes, the verdict and the reaction, one line each.
-    pub fn health(&self) -> Result<Health, Vec<String>> {
-        self.with_the_files(Settings::health(&self.typed()))
-    }
-
-    fn with_the_files<T>(&self, checked: Result<T, SettingsErrors>) -> Result<T, Vec<String>> {
-        let mut problems: Vec<String> = self.problems.iter().map(ToString::to_string).collect();
-        match checked {
-            Ok(good) if problems.is_empty() => return Ok(good),
-            Ok(_) => {}
-            Err(errors) => problems.extend(errors.lines()),
-        }
-        Err(problems)
-    }
-
-    fn typed(&self) -> Typed {
-        let by_hand = |name: &str| self.matches.value_source(name) == Some(ValueSource::CommandLine);
-        let config =
-            self.file.clone().map(|file| TypedFile { file, typed: self.typed.clone(), flags: RunFlags::command });
-        Typed { config, ..self.flags.typed(by_hand) }
-    }
+    pub(super) version: bool,
 }
 
 /// Runs the daemon until it is told to stop. Exit codes as the replaced registrar's: 0 good, 1 any error, 2 a flag.
@@ -305,8 +211,8 @@ impl RunFlags {
 
     /// Where the state of an agent with these flags lies.
     pub fn state_folder(&self) -> PathBuf {
-        let driver_socket = settings::unix_path(&self.csi_address).unwrap_or_default();
-        settings::state_folder(self.state_dir.as_deref(), &driver_socket)
+        let driver_socket = unix_path(&self.csi_address).unwrap_or_default();
+        state_folder(self.state_dir.as_deref(), &driver_socket)
     }
 
     /// `--kubelet-registration-path`, if it is given.
@@ -321,12 +227,13 @@ impl RunFlags {
 
     /// The paths of the registration, without a look at the machine; `None` where they cannot be.
     pub fn registration_paths(&self) -> Option<(PathBuf, PathBuf, PathBuf)> {
-        let driver = settings::unix_path(&self.csi_address)?;
-        let told = settings::unix_path(&self.kubelet_registration_path)?;
+        let driver = unix_path(&self.csi_address)?;
+        let told = unix_path(&self.kubelet_registration_path)?;
         Some((driver, told, self.plugin_registration_path.clone()))
     }
 
-    fn typed(&self, typed_by_hand: impl Fn(&str) -> bool) -> Typed {
+    /// As the settings want them; `typed_by_hand` tells of a flag whether the command line has it.
+    pub(super) fn typed(&self, typed_by_hand: impl Fn(&str) -> bool) -> Typed {
         let health_only = [
             ("health_interval", "--health-interval"),
             ("health_max_age", "--health-max-age"),

@@ -1,8 +1,9 @@
 //! `csi-warden status`: asks a running agent over its status socket.
 
+use super::given::{Given, GivenError};
 use super::go_flags::{normalise, parse_bool};
 use super::look::{Column, Look, fitting, line, row, titles, width, wrapped};
-use super::run::{Given, GivenError, RunFlags};
+use super::run::RunFlags;
 use super::{USAGE, complain, fail, print, print_to_reader, usage};
 use crate::config::go_duration::GoDuration;
 use crate::probe::observed;

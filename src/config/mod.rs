@@ -9,6 +9,7 @@ pub mod kmsg;
 pub mod levels;
 pub mod listen;
 pub mod nvme;
+pub mod paths;
 pub mod probes;
 pub mod proxy;
 pub mod rdma;

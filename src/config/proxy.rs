@@ -134,7 +134,7 @@ fn socket_fits(typed: &Typed, driver_socket: &Path, endpoint: &str, on: bool, ke
     let name = match &typed.proxy_socket {
         Some(socket) => {
             let same_folder = socket.parent() == driver_socket.parent();
-            if !super::settings::names_a_file(socket) || !same_folder || socket == driver_socket {
+            if !super::paths::names_a_file(socket) || !same_folder || socket == driver_socket {
                 return keep(SettingsError::ProxySocket {
                     socket: socket.clone(),
                     driver_socket: driver_socket.to_owned(),
@@ -207,7 +207,8 @@ impl Checked {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::run::{Given, RunFlags};
+    use crate::cli::given::Given;
+    use crate::cli::run::RunFlags;
     use crate::config::settings::Settings;
     use clap::CommandFactory;
     use std::time::Duration;

@@ -1,6 +1,7 @@
 //! What `run` runs with: every value typed, every contradiction found before anything is created.
 
 use super::listen::ListenAddress;
+use super::paths::{driver_socket, endpoint, fits, names_a_file, state_folder, writable_folder};
 use super::probes::{GroupSettings, HostTree, ProbeSettings};
 use super::proxy::{self, ProxySettings};
 pub use super::settings_error::{SettingsError, SettingsErrors};
@@ -11,11 +12,8 @@ use super::watched::{Defaults, Watched};
 use crate::policy::damping::Hold;
 use crate::policy::probe_verdict::Thresholds;
 use crate::policy::reaction::{Reaction, Rules};
-use crate::registration::socket::MAX_SOCKET_PATH_BYTES;
-use rustix::fs::{Access, access};
-use std::io;
 use std::num::NonZeroU32;
-use std::path::{Component, Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Shortest driver name there can be, to find out before any waiting that no socket path will fit.
@@ -230,12 +228,6 @@ impl Settings {
     }
 }
 
-/// Where the state lies: `--state-dir`, or beside the driver's socket.
-pub fn state_folder(typed: Option<&Path>, driver_socket: &Path) -> PathBuf {
-    let parent = driver_socket.parent().filter(|parent| !parent.as_os_str().is_empty());
-    typed.or(parent).unwrap_or(Path::new(".")).to_owned()
-}
-
 /// `--a has no effect`, `--a, --b have no effect`
 fn no_effect(flags: &[&str]) -> String {
     format!("{} {} no effect", flags.join(", "), if flags.len() == 1 { "has" } else { "have" })
@@ -260,66 +252,12 @@ impl Found {
     }
 }
 
-fn endpoint(typed: &str, warnings: &mut Vec<String>) -> Result<String, SettingsError> {
-    let path = match typed.strip_prefix("unix:") {
-        Some(rest) => {
-            let path = rest.strip_prefix("//").unwrap_or(rest);
-            warnings.push(format!(
-                "--kubelet-registration-path={typed} is a URL; the kubelet wants the plain path, so {path} is announced"
-            ));
-            path
-        }
-        None => typed,
-    };
-    match path {
-        "" => Err(SettingsError::NoRegistrationPath),
-        path if !path.starts_with('/') => Err(SettingsError::RelativeRegistrationPath(typed.to_owned())),
-        path => {
-            fits("--kubelet-registration-path", Path::new(path))?;
-            Ok(path.to_owned())
-        }
-    }
-}
-
-/// `--csi-address`, which every command has: the path of a unix socket.
-///
-/// # Errors
-/// When it is none, or longer than a socket's address.
-pub fn driver_socket(csi_address: &str) -> Result<PathBuf, SettingsError> {
-    let path = unix_path(csi_address).ok_or_else(|| SettingsError::NotAUnixSocket(csi_address.to_owned()))?;
-    fits("--csi-address", &path)?;
-    Ok(path)
-}
-
 /// The address that `flag` gives.
 ///
 /// # Errors
 /// When it does not parse.
 pub fn address(flag: &'static str, typed: &str) -> Result<ListenAddress, SettingsError> {
     typed.parse().map_err(|problem| SettingsError::BadAddress { flag, problem })
-}
-
-/// A unix socket's path, typed as one or as `unix:///path`.
-pub fn unix_path(typed: &str) -> Option<PathBuf> {
-    let path = match typed.strip_prefix("unix:") {
-        Some(rest) => rest.strip_prefix("//").unwrap_or(rest),
-        None if typed.starts_with('/') => typed,
-        None => return None,
-    };
-    (!path.is_empty()).then(|| PathBuf::from(path))
-}
-
-/// Not a folder, by its looks alone.
-pub(super) fn names_a_file(path: &Path) -> bool {
-    matches!(path.components().next_back(), Some(Component::Normal(_)))
-        && !path.as_os_str().as_encoded_bytes().ends_with(b"/")
-}
-
-fn fits(flag: &'static str, path: &Path) -> Result<(), SettingsError> {
-    if path.as_os_str().len() > MAX_SOCKET_PATH_BYTES {
-        return Err(SettingsError::PathTooLong { flag, path: path.to_owned() });
-    }
-    Ok(())
 }
 
 fn http(endpoint: &str, health_port: i64) -> Result<Option<ListenAddress>, SettingsError> {
@@ -408,22 +346,4 @@ fn at_least(flag: &'static str, value: Duration, least: Duration) -> Result<(), 
 
 fn above_zero(flag: &'static str, value: Duration, hint: &'static str) -> Result<(), SettingsError> {
     if value.is_zero() { Err(SettingsError::Zero { flag, hint }) } else { Ok(()) }
-}
-
-fn writable_folder(path: &Path) -> Result<(), SettingsError> {
-    let wrong = |problem: String| SettingsError::RegistrationFolder { path: path.to_owned(), problem };
-    match std::fs::metadata(path) {
-        Ok(metadata) if metadata.is_dir() => {}
-        Ok(_) => return Err(wrong("it is not a folder".to_owned())),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(wrong("it does not exist".to_owned())),
-        Err(error) => return Err(wrong(format!("it cannot be looked at: {error}"))),
-    }
-    match access(path, Access::WRITE_OK | Access::EXEC_OK) {
-        Ok(()) => Ok(()),
-        Err(rustix::io::Errno::ROFS) => Err(wrong("it is on a read-only file system".to_owned())),
-        Err(error) => {
-            let uid = rustix::process::geteuid().as_raw();
-            Err(wrong(format!("it is not writable for uid {uid}: {error}")))
-        }
-    }
 }

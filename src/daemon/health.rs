@@ -2,49 +2,33 @@
 
 use super::fence::{FencePost, utc_now};
 use super::overrides::Overrides;
+use super::probes::{Known, Probes};
 use super::rules::{asks, groups, rules};
 use super::{error, info, warn};
-use crate::config::probes::{ProbeKind, ProbeSettings};
 use crate::config::settings::Health as Settings;
 use crate::config::watched::Watched;
 use crate::driver_ready::DriverReady;
-use crate::health_view::{HealthView, ProbeView};
-use crate::known_devices::KnownDevices;
-use crate::known_ports::KnownPorts;
+use crate::health_view::HealthView;
 use crate::metrics::Metrics;
 use crate::parts::{Fatal, Parts};
 use crate::policy::admission::{Admission, Evidence};
 use crate::policy::fence_override::{Order, Override, OverrideProblem};
 use crate::policy::health::{Change, HealthPolicy};
-use crate::policy::outcome::{Health, Outcome};
+use crate::policy::outcome::Health;
 use crate::policy::reaction::{Facts, ReactionPolicy, Rules};
 use crate::policy::volumes::{InUse, VolumeTable};
-use crate::probe::Probe;
-use crate::probe::csi::Csi;
-use crate::probe::exec::Exec;
-use crate::probe::gpu::Gpu;
-use crate::probe::health_file::HealthFile;
-use crate::probe::kmsg::Kmsg;
 use crate::probe::lane::Lane;
-use crate::probe::nvme::Nvme;
-use crate::probe::observed::Observed;
-use crate::probe::rdma::Rdma;
-use crate::probe::runner::{Report, RunnerId, Schedule, run_rounds};
+use crate::probe::runner::Report;
 use crate::proxy::gate::FenceUp;
 use crate::proxy::volumes::Volumes;
 use crate::quiet::Quiet;
 use crate::state_file::StateFile;
 use crate::status::order::{Answer, FenceOrder, Ordered};
 use std::error::Error;
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
-use tracing::debug;
-
-/// Unknown for this many periods is worth a line.
-const UNKNOWN_PERIODS: u32 = 3;
 
 /// How long writing the state may take before it is left alone.
 const STATE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -59,36 +43,12 @@ pub(super) struct HealthPart {
     view: watch::Sender<HealthView>,
     rules: Rules,
     state: StateFile,
-    known: Known,
     overrides: Overrides,
     lane: Lane,
     state_quiet: Quiet,
-    /// In the policy's order.
-    runners: Vec<Runner>,
-    next_runner: u64,
-    reports: mpsc::Sender<Report>,
+    probes: Probes,
     metrics: Metrics,
-    ready: DriverReady,
-    parts: Parts,
-}
-
-/// What was good before.
-pub(super) struct Known {
-    pub(super) ports: KnownPorts,
-    pub(super) devices: KnownDevices,
-}
-
-/// A probe that runs, and what was told of it.
-struct Runner {
-    id: RunnerId,
-    settings: ProbeSettings,
     stop: CancellationToken,
-    last: Option<(Outcome, Instant)>,
-    observed: Option<Arc<Observed>>,
-    next: Option<Instant>,
-    unknown_since: Option<Instant>,
-    unknown_told: bool,
-    quiet: Quiet,
 }
 
 /// What the part hears besides its probes.
@@ -170,19 +130,15 @@ impl HealthPart {
             view,
             rules: rules_of_reaction,
             state,
-            known,
             overrides,
             lane: Lane::new("state"),
             state_quiet: Quiet::default(),
-            runners: Vec::new(),
-            next_runner: 0,
-            reports,
+            probes: Probes::new(known, reports, metrics.clone(), ready, parts),
             metrics,
-            ready,
-            parts: parts.clone(),
+            stop: parts.stop().clone(),
         };
         part.reactions.force(forced);
-        part.run_probes(watched.probes);
+        part.probes.replace(watched.probes);
         part.metrics.set_verdict(part.policy.health());
         part.decide(heard.volumes.look(VolumeTable::in_use));
         part.show();
@@ -190,73 +146,10 @@ impl HealthPart {
         Told { admission, fence, view: seen }
     }
 
-    /// Starts the probes that do not run yet in just this way, and stops those that are gone.
-    fn run_probes(&mut self, probes: Vec<ProbeSettings>) {
-        let mut before = std::mem::take(&mut self.runners);
-        for settings in probes {
-            let kept = before.iter().position(|runner| runner.settings == settings).map(|at| before.swap_remove(at));
-            let runner = kept.unwrap_or_else(|| self.start_probe(settings));
-            self.runners.push(runner);
-        }
-        for gone in before {
-            gone.stop.cancel();
-            if !self.runners.iter().any(|runner| runner.settings.name == gone.settings.name) {
-                self.metrics.forget_probe(&gone.settings.name);
-            }
-        }
-    }
-
-    fn start_probe(&mut self, settings: ProbeSettings) -> Runner {
-        let id = RunnerId(self.next_runner);
-        self.next_runner += 1;
-        let stop = self.parts.stop().child_token();
-        match &settings.kind {
-            ProbeKind::HealthFile { path, limits } => self.spawn(id, HealthFile::new(path, *limits), &settings, &stop),
-            ProbeKind::Csi { socket } => self.spawn(id, Csi::new(socket, self.ready.clone()), &settings, &stop),
-            ProbeKind::Exec { command } => self.spawn(id, Exec::new(command), &settings, &stop),
-            ProbeKind::Nvme(nvme) => {
-                let selects = format!("{:?} {:?} {:?}", nvme.host, nvme.devices, nvme.exclude);
-                let known = self.known.devices.of(&settings.name, selects);
-                self.spawn(id, Nvme::new(nvme, known), &settings, &stop);
-            }
-            ProbeKind::Gpu(gpu) => {
-                let known = self.known.devices.of(&settings.name, format!("{:?} {:?}", gpu.host, gpu.select));
-                self.spawn(id, Gpu::new(gpu, known), &settings, &stop);
-            }
-            ProbeKind::Kmsg(kmsg) => self.spawn(id, Kmsg::new(kmsg), &settings, &stop),
-            ProbeKind::Rdma(rdma) => self.spawn(id, Rdma::new(rdma, self.known.ports.clone()), &settings, &stop),
-        }
-        Runner {
-            id,
-            settings,
-            stop,
-            last: None,
-            observed: None,
-            next: None,
-            unknown_since: None,
-            unknown_told: false,
-            quiet: Quiet::default(),
-        }
-    }
-
-    fn spawn(&self, id: RunnerId, probe: impl Probe + 'static, settings: &ProbeSettings, stop: &CancellationToken) {
-        let schedule = Schedule {
-            period: settings.period,
-            timeout: settings.timeout,
-            confirm_interval: settings.confirm_interval,
-            failure_threshold: settings.thresholds.failure,
-        };
-        let (reports, stop) = (self.reports.clone(), stop.clone());
-        self.parts.spawn("probe", async move {
-            run_rounds(id, probe, schedule, reports, stop).await;
-            Ok(())
-        });
-    }
-
     async fn run(mut self, mut received: mpsc::Receiver<Report>, heard: Heard) -> Result<(), Fatal> {
         let Heard { mut changes, volumes, mut orders } = heard;
         let (mut volume_changes, mut returns) = (volumes.changes(), volumes.returns());
-        let stop = self.parts.stop().clone();
+        let stop = self.stop.clone();
         loop {
             let deadline = self.deadline();
             let mut obeyed = None;
@@ -311,16 +204,8 @@ impl HealthPart {
     }
 
     fn take_in(&mut self, report: Report) -> Option<Change> {
-        // A word of a probe that is gone.
-        let number = self.runners.iter().position(|runner| runner.id == report.runner)?;
-        let runner = &mut self.runners[number];
-        runner.next = Some(report.next);
-        let outcome = report.outcome?;
-        self.metrics.observe_round(&runner.settings.name, &outcome, report.took);
-        runner.tell(&outcome, self.policy.health());
-        runner.last = Some((outcome.clone(), report.at));
-        runner.observed = report.observed;
-        self.policy.observe(number, outcome, report.at.into_std())
+        let (number, outcome, at) = self.probes.take_in(report, self.policy.health())?;
+        self.policy.observe(number, outcome, at.into_std())
     }
 
     fn watch_others(&mut self, watched: Watched) -> Option<Change> {
@@ -328,7 +213,7 @@ impl HealthPart {
         info!(probes = names.join(", "), "watching by the new settings");
         self.state.watch_others(asks(&watched));
         let change = self.policy.replace(rules(&watched), groups(&watched), Instant::now().into_std());
-        self.run_probes(watched.probes);
+        self.probes.replace(watched.probes);
         change
     }
 
@@ -375,19 +260,11 @@ impl HealthPart {
     }
 
     fn show(&self) {
-        let probes = self.runners.iter().zip(self.policy.probes()).map(|(runner, verdict)| ProbeView {
-            settings: runner.settings.clone(),
-            health: verdict.health(),
-            last: runner.last.clone().map(|(outcome, at)| (outcome, at.into_std())),
-            streak: (verdict.failures(), verdict.successes()),
-            observed: runner.observed.clone(),
-            next: runner.next.map(Instant::into_std),
-        });
         self.view.send_replace(HealthView {
             verdict: Some((self.policy.health(), self.policy.since())),
             cause: self.policy.cause().map(|(probe, reason)| (probe.clone(), reason.to_string())),
             release_at: self.policy.deadline(Instant::now().into_std()),
-            probes: probes.collect(),
+            probes: self.probes.views(self.policy.probes()),
             reaction: self.rules.reaction,
             forced: self.reactions.forced(Instant::now().into_std()).cloned(),
         });
@@ -432,51 +309,6 @@ impl HealthPart {
                 state.path = %self.state.path().display(),
                 error = trouble,
                 "cannot keep the verdict over a restart of ours; all else goes on"
-            );
-        }
-    }
-}
-
-impl Runner {
-    /// An outage once, its end once, and silence that lasts.
-    fn tell(&mut self, outcome: &Outcome, held: Health) {
-        let (now, probe) = (Instant::now(), self.settings.name.as_str());
-        let reason = outcome.reason().map(ToString::to_string);
-        debug!(probe = probe, probe.outcome = outcome.name(), reason = reason, "probe round");
-        self.note_unknown(outcome, held, now);
-        let probe = self.settings.name.as_str();
-        match (outcome, reason) {
-            (Outcome::Failure(..) | Outcome::Warning(_), Some(reason)) => {
-                if self.quiet.begin_or_repeat(&reason, now) {
-                    warn!(probe = probe, probe.outcome = outcome.name(), reason = reason, "the probe does not succeed");
-                }
-            }
-            (Outcome::Success, _) => {
-                if self.quiet.end() {
-                    info!(probe = probe, "the probe succeeds again");
-                }
-            }
-            (Outcome::Unknown(_) | Outcome::Failure(..) | Outcome::Warning(_), _) => {}
-        }
-    }
-
-    fn note_unknown(&mut self, outcome: &Outcome, held: Health, now: Instant) {
-        let probe = self.settings.name.as_str();
-        let Outcome::Unknown(reason) = outcome else {
-            if std::mem::take(&mut self.unknown_told) {
-                info!(probe = probe, "the probe knows again");
-            }
-            self.unknown_since = None;
-            return;
-        };
-        let since = *self.unknown_since.get_or_insert(now);
-        if !self.unknown_told && now - since >= self.settings.period * UNKNOWN_PERIODS {
-            self.unknown_told = true;
-            warn!(
-                probe = probe,
-                reason = %reason,
-                health = held.name(),
-                "the probe has known nothing for {UNKNOWN_PERIODS} periods; the verdict is held"
             );
         }
     }

@@ -3,7 +3,9 @@
 //! New work is refused, and volumes get out. Which code: the kubelet takes a final one for "nothing of this is here" and cleans
 //! up, even where an earlier call may yet put something there; any other makes it come back to unstage.
 
-use super::volumes::{Completeness, Kind, VolumeCall, VolumeTable};
+use super::volume_call::VolumeCall;
+use super::volume_place::Kind;
+use super::volumes::{Completeness, VolumeTable};
 
 /// The whole message. An event's text is cut at 1 KiB, and the kubelet puts its own words before ours.
 const MOST_BYTES: usize = 512;
@@ -198,7 +200,8 @@ fn one_line(text: &str, most_bytes: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::volumes::{End, Gap};
+    use crate::policy::volume_call::End;
+    use crate::policy::volumes::Gap;
     use proptest::prelude::*;
 
     const FENCE: Fence<'_> = Fence {

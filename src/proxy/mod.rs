@@ -2,7 +2,8 @@
 //!
 //! `listener.rs` is the proxy socket, `downstream.rs` one connection of the kubelet's, `idle.rs` those without a call, `upstream.rs` the connections to the
 //! driver, `forward.rs` one call, `body.rs` what it carries, `gate.rs` the fence that calls about volumes pass, `volumes.rs` the volumes
-//! in use, `kubelet_records.rs` what the kubelet has on disk of them, `answer.rs` what we say ourselves when the driver cannot.
+//! in use, `volume_file.rs` the file that keeps them over restarts, `kubelet_records.rs` what the kubelet has on disk of them,
+//! `answer.rs` what we say ourselves when the driver cannot.
 
 mod answer;
 mod body;
@@ -16,6 +17,7 @@ mod message;
 pub mod node_info;
 mod timeout;
 mod upstream;
+pub mod volume_file;
 pub mod volumes;
 
 use h2::Reason;

@@ -65,6 +65,11 @@ impl Bed {
         self.at("reg").join(format!("{DRIVER}-reg.sock"))
     }
 
+    /// Where `csi-warden status` asks an agent that keeps its state in `state`.
+    pub fn status_socket(&self) -> PathBuf {
+        self.at("state").join(format!("{DRIVER}-warden-status.sock"))
+    }
+
     pub fn health_file(&self) -> PathBuf {
         self.at("health/health")
     }

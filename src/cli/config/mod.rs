@@ -4,7 +4,8 @@ mod hardware;
 mod in_force;
 mod render;
 
-use super::run::{Given, GivenError, RunFlags};
+use super::given::{Given, GivenError};
+use super::run::RunFlags;
 use super::{USAGE, complain, fail, print, usage};
 use crate::config::file::FileError;
 use crate::config::settings::Settings;

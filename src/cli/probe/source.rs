@@ -1,12 +1,13 @@
 //! What is probed: a command, the probes of a settings file, the driver, or a health file. Exactly one of them.
 
 use super::ProbeFlags;
-use crate::cli::run::{Given, GivenError, RunFlags};
+use crate::cli::given::{Given, GivenError};
+use crate::cli::run::RunFlags;
 use crate::config::gpu::{self, WrittenGpu};
 use crate::config::kmsg::WrittenKmsg;
 use crate::config::nvme::WrittenNvme;
+use crate::config::paths::driver_socket;
 use crate::config::probes::{HostTree, KmsgSettings, NvmeSettings, OnFailure, ProbeKind, ProbeSettings, RdmaSettings};
-use crate::config::settings;
 use crate::config::watched::{DEFAULT_TIMEOUT, Watched};
 use crate::policy::kernel_log::Since;
 use crate::policy::nvme_selector;
@@ -63,7 +64,7 @@ pub(super) fn watched(flags: &ProbeFlags, command: Vec<OsString>) -> Result<Watc
         return chosen(of_file(config, flags)?, flags.probe.as_deref(), config);
     }
     if let Some(address) = &flags.csi_address {
-        let socket = settings::driver_socket(address).map_err(|error| SourceError::Usage(error.to_string()))?;
+        let socket = driver_socket(address).map_err(|error| SourceError::Usage(error.to_string()))?;
         return Ok(alone(CSI_PROBE, ProbeKind::Csi { socket }, period, timeout));
     }
     if let Some(path) = &flags.health_file {
@@ -165,7 +166,7 @@ fn of_file(config: &Path, flags: &ProbeFlags) -> Result<Watched, SourceError> {
             .map(|(flag, root, _)| (flag, root.as_os_str())),
     );
     let csi_address = flags.csi_address.as_deref();
-    let socket = csi_address.map(settings::driver_socket).transpose();
+    let socket = csi_address.map(driver_socket).transpose();
     let socket = socket.map_err(|error| SourceError::Usage(error.to_string()))?;
     given.extend(csi_address.map(|address| ("--csi-address", OsStr::new(address))));
     let mut watched = of_flags(given)?;

@@ -2,7 +2,7 @@
 
 use super::pod::{Container, Place, Pod, VolumeKind, Word, plain};
 use super::report::{Check, Report};
-use crate::config::settings::unix_path;
+use crate::config::paths::unix_path;
 use std::path::{Path, PathBuf};
 
 /// Where `--plugin-registration-path` is unless it says so.

@@ -2,7 +2,7 @@
 
 use super::pod::{Container, Mount, Pod, VolumeKind, Word, plain};
 use super::report::{Check, Report};
-use crate::config::settings::unix_path;
+use crate::config::paths::unix_path;
 use std::path::Path;
 
 /// Whether every mount names a volume, and what our flags name is mounted.
