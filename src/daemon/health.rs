@@ -25,7 +25,7 @@ use crate::probe::exec::Exec;
 use crate::probe::gpu::Gpu;
 use crate::probe::health_file::HealthFile;
 use crate::probe::kmsg::Kmsg;
-use crate::probe::lane::Lane;
+use crate::probe::lane::{Abandoned, Lane};
 use crate::probe::nvme::Nvme;
 use crate::probe::observed::Observed;
 use crate::probe::rdma::Rdma;
@@ -425,7 +425,8 @@ impl HealthPart {
                 return;
             }
             Ok(Err(error)) => error.to_string(),
-            Err(_abandoned) => format!("no answer from its file system within {STATE_TIMEOUT:?}"),
+            Err(Abandoned::Late) => format!("no answer from its file system within {STATE_TIMEOUT:?}"),
+            Err(no_thread @ Abandoned::NoThread(_)) => no_thread.to_string(),
         };
         if self.state_quiet.begin_or_repeat(&trouble, Instant::now()) {
             warn!(

@@ -5,7 +5,7 @@ use crate::kept_file::{KeptFile, LoadError, Version, boot_id, since_boot};
 use crate::policy::followed::{self, Before};
 use crate::policy::reaction::Crashes;
 use crate::policy::volumes::{CallId, Completeness, End, Gap, Kind, Place, Presence, VolumeCall, VolumeTable};
-use crate::probe::lane::Lane;
+use crate::probe::lane::{Abandoned, Lane};
 use crate::quiet::Quiet;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -509,7 +509,8 @@ impl Volumes {
         let trouble = match saved {
             Ok(Ok(saved)) => return Ok(saved),
             Ok(Err(error)) => error.to_string(),
-            Err(_abandoned) => format!("no answer from its file system within {WRITE_TIMEOUT:?}"),
+            Err(Abandoned::Late) => format!("no answer from its file system within {WRITE_TIMEOUT:?}"),
+            Err(no_thread @ Abandoned::NoThread(_)) => no_thread.to_string(),
         };
         let stale = file.clone();
         lane.run(WRITE_TIMEOUT, move || stale.distrust()).await.ok();

@@ -13,9 +13,6 @@ use std::time::{Duration, Instant};
 /// A driver container compiles and loads its modules within this.
 const RELOAD_GRACE: Duration = Duration::from_secs(5 * 60);
 
-/// From this many rounds without an answer in a row, silence is a failure.
-const SILENT_IS_FAILURE: u32 = 3;
-
 /// Judges rounds, one after the other.
 #[derive(Debug)]
 pub struct Fabric {
@@ -154,13 +151,8 @@ impl Fabric {
                 let outcome = Outcome::Unknown(Reason::new("NotVisible", message));
                 self.unread(name, pci.as_deref(), known, &outcome, words);
             }
-            Answer::Silent { name, pci, rounds } => {
-                let reason = Reason::new("NotAnswering", format!("no answer in time, {rounds} in a row"));
-                let outcome = if *rounds < SILENT_IS_FAILURE {
-                    Outcome::Unknown(reason)
-                } else {
-                    Outcome::Failure(reason, Severity::Soft)
-                };
+            Answer::Silent { name, pci, silence } => {
+                let outcome = silence.in_words("no answer in time");
                 self.unread(name, pci.as_deref(), known, &outcome, words);
             }
         }

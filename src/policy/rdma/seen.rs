@@ -3,6 +3,7 @@
 use super::gid::GidFound;
 use super::rules::Rate;
 use super::selector::Identity;
+use crate::policy::round::Silence;
 
 /// One attribute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -180,14 +181,14 @@ pub enum Answer {
         /// Where it sits.
         pci: Option<String>,
     },
-    /// It did not answer in time.
+    /// It gave no answer.
     Silent {
         /// Its name.
         name: String,
         /// Where it sits.
         pci: Option<String>,
-        /// How many rounds in a row.
-        rounds: u32,
+        /// Why not.
+        silence: Silence,
     },
 }
 

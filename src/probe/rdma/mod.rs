@@ -31,7 +31,6 @@ use crate::policy::rdma::fabric::Fabric;
 use crate::policy::rdma::rules::RdmaRules;
 use crate::policy::rdma::seen::{Answer, Round, Verbs};
 use crate::policy::repeats::Events;
-use crate::policy::round::Silence;
 use crate::probe::tree::Tree;
 use attributes::Attributes;
 use list::{Listed, Routes};
@@ -97,7 +96,7 @@ impl Rdma {
             let job = move || device::read(&settings.host, files, &settings.rules, &listed);
             Some(Box::pin(async move {
                 let answer = device.ask(until, timeout, job).await;
-                answer.unwrap_or_else(|Silence(rounds)| Answer::Silent { name, pci, rounds })
+                answer.unwrap_or_else(|silence| Answer::Silent { name, pci, silence })
             }))
         });
         join_all(answers.collect()).await

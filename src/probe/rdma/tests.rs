@@ -74,6 +74,17 @@ impl Bed {
 }
 
 #[tokio::test]
+async fn a_device_without_a_thread_is_unknown_and_never_a_failure() {
+    let mut bed = Bed::all(Host::rails(2));
+    assert_eq!(bed.says().await, "success");
+    bed.probe.devices.get_mut("mlx5_1").unwrap().lose_its_thread();
+    for _ in 0..5 {
+        assert_eq!(bed.says().await, "unknown NoThread");
+        assert_eq!(bed.seen("mlx5_0/1", "outcome"), json!("success"));
+    }
+}
+
+#[tokio::test]
 async fn each_driver_s_tree_is_read_and_its_ports_have_their_interfaces() {
     let host = Host::new();
     // InfiniBand with IPoIB, and one without any interface, renamed by udev.

@@ -5,6 +5,7 @@ use crate::policy::group::Require;
 use crate::policy::rdma::known::Place;
 use crate::policy::rdma::port::tests::{device, port};
 use crate::policy::rdma::seen::{LinkLayer, Netdev, Verbs};
+use crate::policy::round::Silence;
 use crate::policy::some_instant;
 use std::num::NonZeroU32;
 
@@ -24,7 +25,7 @@ fn down(name: &str, guid: u64) -> Answer {
 }
 
 fn silent(name: &str, guid: u64, rounds: u32) -> Answer {
-    Answer::Silent { name: name.into(), pci: Some(format!("0000:{guid:02x}:00.0")), rounds }
+    Answer::Silent { name: name.into(), pci: Some(format!("0000:{guid:02x}:00.0")), silence: Silence::TimeOuts(rounds) }
 }
 
 fn round(answers: Vec<Answer>) -> Round {
