@@ -111,13 +111,15 @@ impl Lane {
 
 /// Why the system starts no thread, for whoever has to mend it.
 fn why_not(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::WouldBlock => {
-            "the limit of threads (pids) of this pod, user or node is reached, or its memory is short"
-        }
-        io::ErrorKind::OutOfMemory => "there is no memory for it",
-        io::ErrorKind::PermissionDenied => "it is not permitted (a seccomp profile?)",
-        _ => "the system refuses it",
+    let kind = error.kind();
+    if kind == io::ErrorKind::WouldBlock {
+        "the limit of threads (pids) of this pod, user or node is reached, or its memory is short"
+    } else if kind == io::ErrorKind::OutOfMemory {
+        "there is no memory for it"
+    } else if kind == io::ErrorKind::PermissionDenied {
+        "it is not permitted (a seccomp profile?)"
+    } else {
+        "the system refuses it"
     }
 }
 

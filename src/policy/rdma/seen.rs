@@ -1,6 +1,7 @@
 //! What was read of devices and ports. One attribute that cannot be read is one thing unknown, and nothing else.
 
 use super::gid::GidFound;
+use super::merged::{Function, Seat};
 use super::rules::Rate;
 use super::selector::Identity;
 use crate::policy::round::Silence;
@@ -222,6 +223,10 @@ pub struct Round {
     pub answers: Vec<Answer>,
     /// Network interfaces that carry a default route.
     pub default_route: Vec<String>,
+    /// PCI functions of known-good ports that have no device now.
+    pub functions: Vec<Function>,
+    /// With such functions: every device there is.
+    pub seats: Vec<Seat>,
 }
 
 #[cfg(test)]

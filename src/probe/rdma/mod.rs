@@ -6,6 +6,7 @@
 mod attributes;
 mod device;
 mod figures;
+mod function;
 mod list;
 mod netdev;
 mod verbs;
@@ -14,6 +15,8 @@ mod verbs;
 mod cost;
 #[cfg(test)]
 mod fixture;
+#[cfg(test)]
+mod moved_tests;
 #[cfg(test)]
 mod tests;
 
@@ -26,10 +29,11 @@ use super::link_events::LinkEvents;
 use super::observed::Observed;
 use crate::config::probes::{HostTree, RdmaSettings};
 use crate::known_ports::KnownPorts;
-use crate::policy::outcome::Outcome;
+use crate::policy::outcome::{Outcome, Reason};
 use crate::policy::rdma::fabric::Fabric;
 use crate::policy::rdma::rules::RdmaRules;
 use crate::policy::rdma::seen::{Answer, Round, Verbs};
+use crate::policy::rdma::worth::{PortWord, Wanted};
 use crate::policy::repeats::Events;
 use crate::probe::tree::Tree;
 use attributes::Attributes;
@@ -38,6 +42,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tracing::info;
 pub use verbs::{DeviceFiles, DeviceStandIn};
 
 /// Routes change seldom, and a table may be long.
@@ -56,6 +61,8 @@ pub struct Rdma {
     routes_at: Option<tokio::time::Instant>,
     keeper: Keeper,
     seen: Option<(Round, Arc<Observed>)>,
+    /// Ports that were told to be part of a bond.
+    merged: Vec<String>,
 }
 
 impl Rdma {
@@ -72,12 +79,30 @@ impl Rdma {
             routes_at: None,
             keeper: Keeper::new("rdma-known"),
             seen: None,
+            merged: Vec::new(),
         }
     }
 
     /// Reads a trace's tree, which has plain files where there were device files.
     pub fn replayed(settings: &RdmaSettings, known: KnownPorts) -> Self {
         Self { files: DeviceFiles::StandIns, ..Self::new(settings, known) }
+    }
+
+    /// That a port has become part of a bond is told once, and once that it has not any more.
+    fn tell_merged(&mut self, words: &[PortWord]) {
+        let merged = |word: &&PortWord| word.wanted == Wanted::No && word.outcome.reason().is_some_and(is_merged);
+        let now: Vec<String> = words.iter().filter(merged).map(ToString::to_string).collect();
+        for word in words.iter().filter(merged) {
+            let port = word.to_string();
+            if !self.merged.contains(&port) {
+                let why = word.outcome.reason().map_or("", |reason| reason.message.as_str());
+                info!(port, why, "a port that was good is part of a bond now; no longer wanted by itself");
+            }
+        }
+        for port in self.merged.iter().filter(|port| !now.contains(port)) {
+            info!(port, "a port is no part of a bond any more; wanted by itself again");
+        }
+        self.merged = now;
     }
 
     async fn read(&mut self, selected: Vec<Listed>, until: tokio::time::Instant, timeout: Duration) -> Vec<Answer> {
@@ -103,9 +128,13 @@ impl Rdma {
     }
 }
 
+fn is_merged(reason: &Reason) -> bool {
+    reason.code == "Merged"
+}
+
 /// The names of the devices that `settings` selects. Blocks as long as the kernel does.
 pub fn selected(settings: &RdmaSettings) -> Vec<String> {
-    list::look(settings, Routes::Keep).selected.into_iter().map(|listed| listed.name).collect()
+    list::look(settings, Routes::Keep, &[]).selected.into_iter().map(|listed| listed.name).collect()
 }
 
 impl Probe for Rdma {
@@ -121,19 +150,22 @@ impl Probe for Rdma {
             Some(_) | None => Routes::Look,
         };
         let settings = Arc::clone(&self.settings);
-        let listed = self.lane.run(timeout, move || list::look(&settings, routes)).await?;
+        let places = self.known.lock().functions();
+        let mut listed = self.lane.run(timeout, move || list::look(&settings, routes, &places)).await?;
         if routes == Routes::Look {
             self.routes_at = Some(began);
         }
         let known = self.known.clone();
         self.keeper.keep(self.known.path(), move || known.save()).await;
-        let answers = self.read(listed.selected, began + timeout, timeout).await;
-        Ok(Round { listing: listed.listing, answers, default_route: listed.default_route })
+        let answers = self.read(std::mem::take(&mut listed.selected), began + timeout, timeout).await;
+        let list::Devices { listing, default_route, functions, seats, .. } = listed;
+        Ok(Round { listing, answers, default_route, functions, seats })
     }
 
     fn judge(&mut self, seen: Round, now: Instant) -> Option<Outcome> {
         let judgement = self.fabric.judge(&seen, &mut self.known.lock(), now);
         self.keeper.note(judgement.learned);
+        self.tell_merged(&judgement.words);
         let same = |(round, _): &(Round, Arc<Observed>)| *round == seen;
         let observed = figures::observed(&seen, &judgement.words);
         // Who looks at it compares pointers; a word may change by time alone.

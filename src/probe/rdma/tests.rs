@@ -18,8 +18,8 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 const LONG: Duration = Duration::from_secs(30);
 
 pub(super) struct Bed {
-    host: Host,
-    probe: Rdma,
+    pub(super) host: Host,
+    pub(super) probe: Rdma,
     now: Instant,
 }
 
@@ -36,7 +36,7 @@ fn probe_of(host: &Host, mut rules: RdmaRules) -> Rdma {
 }
 
 impl Bed {
-    fn new(host: Host, rules: RdmaRules) -> Self {
+    pub(super) fn new(host: Host, rules: RdmaRules) -> Self {
         let probe = probe_of(&host, rules);
         Self { host, probe, now: crate::policy::some_instant() }
     }
@@ -52,7 +52,7 @@ impl Bed {
     }
 
     /// `failure PortDown hard`
-    async fn says(&mut self) -> String {
+    pub(super) async fn says(&mut self) -> String {
         let outcome = self.outcome().await;
         let severity = match &outcome {
             Outcome::Failure(_, Severity::Hard) => " hard",
@@ -63,12 +63,12 @@ impl Bed {
         format!("{}{code}{severity}", outcome.name())
     }
 
-    fn seen(&self, port: &str, key: &str) -> Value {
+    pub(super) fn seen(&self, port: &str, key: &str) -> Value {
         let observed = self.probe.observed().unwrap();
         observed.get(port).unwrap_or_else(|| panic!("{port}: {observed:?}")).get(key).cloned().unwrap_or(Value::Null)
     }
 
-    fn set(&self, device: &str, attribute: &str, text: &str) {
+    pub(super) fn set(&self, device: &str, attribute: &str, text: &str) {
         self.host.write(&self.host.port(device, 1, attribute), text);
     }
 }

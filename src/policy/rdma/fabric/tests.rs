@@ -29,11 +29,17 @@ fn silent(name: &str, guid: u64, rounds: u32) -> Answer {
 }
 
 fn round(answers: Vec<Answer>) -> Round {
-    Round { listing: Listing::Devices(answers.len()), answers, default_route: Vec::new() }
+    Round { listing: Listing::Devices(answers.len()), answers, ..no_class() }
 }
 
 fn no_class() -> Round {
-    Round { listing: Listing::NoClass, answers: Vec::new(), default_route: Vec::new() }
+    Round {
+        listing: Listing::NoClass,
+        answers: Vec::new(),
+        default_route: Vec::new(),
+        functions: Vec::new(),
+        seats: Vec::new(),
+    }
 }
 
 struct Bed {
@@ -349,7 +355,7 @@ fn ten_flaps_give_ten_verdicts() {
 fn a_list_that_cannot_be_read_is_unknown() {
     let mut bed = Bed::new(rules(&["mlx5_0"]));
     bed.judge(&round(vec![up("mlx5_0", 1)]));
-    let unreadable = Round { listing: Listing::Unreadable("EIO".into()), answers: vec![], default_route: vec![] };
+    let unreadable = Round { listing: Listing::Unreadable("EIO".into()), ..no_class() };
     assert_eq!(bed.says(&unreadable), "unknown NotVisible");
 }
 
