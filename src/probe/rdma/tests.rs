@@ -328,6 +328,29 @@ async fn a_virtual_function_is_seen_as_one() {
 }
 
 #[tokio::test]
+async fn a_pods_own_routes_do_not_exempt_the_hosts_port_of_that_name() {
+    const HEAD: &str = "Inter-|   Receive  |  Transmit\n face |bytes packets |bytes packets\n";
+    for (interfaces, failed) in [("eth0 eth1 lo", false), ("lo eth0", true)] {
+        let host = Host::new();
+        let pci = host.pci_device("mlx5_0", 1, &[roce("eth0")]);
+        host.netdev(&pci, "eth0", true);
+        let pci = host.pci_device("mlx5_1", 2, &[roce("eth1")]);
+        host.netdev(&pci, "eth1", true);
+        let rows: String = interfaces.split(' ').map(|name| format!("{name:>6}: 0 0 0 0\n")).collect();
+        host.write("proc/1/net/dev", &format!("{HEAD}{rows}"));
+        host.write(
+            "proc/1/net/route",
+            "Iface\tDestination\neth0\t00000000\t0102A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n",
+        );
+        let mut bed = Bed::all(host);
+        assert_eq!(bed.says().await, "success");
+        bed.set("mlx5_0", "state", "1: DOWN\n");
+        bed.set("mlx5_0", "phys_state", "2: Polling\n");
+        assert_eq!(bed.says().await == "failure PortDown hard", failed, "{interfaces}");
+    }
+}
+
+#[tokio::test]
 async fn the_default_route_is_found_through_what_lies_above_the_interface() {
     let host = Host::new();
     for (number, name) in [(1, "eth1"), (2, "eth2")] {
