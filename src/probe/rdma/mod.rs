@@ -38,7 +38,7 @@ use crate::policy::repeats::Events;
 use crate::probe::tree::Tree;
 use attributes::Attributes;
 use list::{Listed, Routes};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -63,6 +63,8 @@ pub struct Rdma {
     seen: Option<(Round, Arc<Observed>)>,
     /// Ports that were told to be part of a bond.
     merged: Vec<String>,
+    /// Interfaces of ports, whose links are watched.
+    netdevs: BTreeSet<String>,
 }
 
 impl Rdma {
@@ -80,6 +82,7 @@ impl Rdma {
             keeper: Keeper::new("rdma-known"),
             seen: None,
             merged: Vec::new(),
+            netdevs: BTreeSet::new(),
         }
     }
 
@@ -103,6 +106,30 @@ impl Rdma {
             info!(port, "a port is no part of a bond any more; wanted by itself again");
         }
         self.merged = now;
+    }
+
+    /// Looks up which links the ports depend on, if that may have changed.
+    async fn watch_links(&mut self, answers: &[Answer], links_changed: bool, limit: Duration) {
+        let mut netdevs = BTreeSet::new();
+        for answer in answers {
+            match answer {
+                Answer::Device(device) => {
+                    let ports = device.ports.known().into_iter().flatten();
+                    netdevs.extend(ports.filter_map(|port| Some(port.netdev.as_ref()?.name.clone())));
+                }
+                // It has those that it had.
+                Answer::Dangling { .. } | Answer::Silent { .. } => netdevs.extend(self.netdevs.iter().cloned()),
+            }
+        }
+        if !links_changed && netdevs == self.netdevs {
+            return;
+        }
+        let (settings, names) = (Arc::clone(&self.settings), netdevs.clone());
+        let job = move || Some(netdev::indices(&mut Attributes::new(Tree::open(&settings.host.sysfs).ok()?), &names));
+        if let Ok(Some(links)) = self.lane.run(limit, job).await {
+            self.events.watch(links);
+            self.netdevs = netdevs;
+        }
     }
 
     async fn read(&mut self, selected: Vec<Listed>, until: tokio::time::Instant, timeout: Duration) -> Vec<Answer> {
@@ -144,6 +171,7 @@ impl Probe for Rdma {
 
     async fn look(&mut self, timeout: Duration) -> Result<Round, Abandoned> {
         self.events.listen();
+        let links_changed = self.events.take_links_changed();
         let began = tokio::time::Instant::now();
         let routes = match self.routes_at {
             Some(at) if began - at < ROUTES_PERIOD => Routes::Keep,
@@ -158,6 +186,8 @@ impl Probe for Rdma {
         let known = self.known.clone();
         self.keeper.keep(self.known.path(), move || known.save()).await;
         let answers = self.read(std::mem::take(&mut listed.selected), began + timeout, timeout).await;
+        let left = (began + timeout).saturating_duration_since(tokio::time::Instant::now());
+        self.watch_links(&answers, links_changed, left).await;
         let list::Devices { listing, default_route, functions, seats, .. } = listed;
         Ok(Round { listing, answers, default_route, functions, seats })
     }

@@ -87,6 +87,24 @@ async fn a_bond_that_nobody_selects_leaves_its_ports_unknown() {
 }
 
 #[tokio::test]
+async fn the_links_of_ports_are_watched_and_those_of_pods_on_the_same_bridge_are_not() {
+    let host = Host::dual_port_card();
+    host.form_lag("mlx5_bond_0");
+    host.netdev("devices/virtual", "br0", true);
+    host.netdev("devices/virtual", "veth1", true);
+    host.link("../br0", "sys/devices/virtual/net/bond0/upper_br0");
+    for lower in ["bond0", "veth1"] {
+        host.link(&format!("../{lower}"), &format!("sys/devices/virtual/net/br0/lower_{lower}"));
+    }
+    for (index, name) in [(2, "ens3f0np0"), (3, "ens3f1np1"), (4, "bond0"), (5, "br0"), (6, "veth1")] {
+        host.write(&format!("sys/class/net/{name}/ifindex"), &format!("{index}\n"));
+    }
+    let mut bed = Bed::all(host);
+    assert_eq!(bed.says().await, "success");
+    assert_eq!(bed.probe.events.watched(), Some(&[2, 3, 4, 5].into()));
+}
+
+#[tokio::test]
 async fn a_device_in_another_network_namespace_is_not_visible_and_a_dead_one_is_gone() {
     let mut bed = Bed::all(Host::dual_port_card());
     assert_eq!(bed.says().await, "success");

@@ -93,6 +93,26 @@ fn by_folder(tree: &mut Attributes, device: &str, port: u32) -> Option<String> {
     }
 }
 
+/// The indices of the interfaces, of those above them (a bond, a VLAN, a bridge) and of those below.
+///
+/// Not of what else lies below those above: a bridge has the interfaces of all pods.
+pub(super) fn indices(tree: &mut Attributes, names: &BTreeSet<String>) -> BTreeSet<u32> {
+    let mut found: BTreeSet<String> = BTreeSet::new();
+    for direction in ["upper_", "lower_"] {
+        let mut ahead: Vec<String> = names.iter().cloned().collect();
+        let mut seen: BTreeSet<String> = BTreeSet::new();
+        while let Some(name) = ahead.pop() {
+            let entries = tree.list(&["class/net", &name]);
+            ahead.extend(entries.iter().filter_map(|entry| entry.strip_prefix(direction)).map(str::to_owned));
+            ahead.retain(|name| !seen.contains(name));
+            seen.insert(name);
+        }
+        found.extend(seen);
+    }
+    let index = |name: &String| tree.text(&["class/net", name, "ifindex"]).known().and_then(|text| text.parse().ok());
+    found.iter().filter_map(index).collect()
+}
+
 /// As the kernel allows them.
 fn is_name(text: &str) -> bool {
     !text.is_empty() && text.len() < 16 && !text.contains(['/', ':']) && !text.contains(char::is_whitespace)
