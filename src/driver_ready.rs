@@ -152,7 +152,8 @@ mod tests {
         }
     }
 
-    #[tokio::test]
+    /// On a clock that stands while anybody has something to do: a busy machine makes no two moments of one.
+    #[tokio::test(start_paused = true)]
     async fn who_asks_at_the_same_moment_gets_one_answer_and_later_ones_get_their_own() {
         let bed = Bed::new();
         let socket = bed.socket();
@@ -179,7 +180,7 @@ mod tests {
         assert_eq!(bed.with_door(Duration::ZERO, asking).await.1, 2);
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn each_has_its_own_deadline_whoever_calls() {
         let bed = Bed::new();
         let socket = bed.socket();

@@ -130,6 +130,11 @@ fn what_cannot_be_is_refused_by_file_line_and_field() {
         (rdma("{ports: 1}"), "warden.yaml:4: probes[0].rdma.ports: must be all, or a list of port numbers such as [1]"),
         (rdma("{ports: [0]}"), "warden.yaml:4: probes[0].rdma.ports[0]: \"0\" is no port"),
         (rdma("{require: 0}"), "warden.yaml:4: probes[0].rdma.require: \"0\" is unknown: use all, any, or"),
+        (
+            rdma("{devices: [mlx5_0, mlx5_1], require: 9}"),
+            "warden.yaml:4: probes[0].rdma.require: is above the number of ports that the 2 named devices can have, 4",
+        ),
+        (rdma("{devices: [mlx5_0, mlx5_1], ports: [1], require: 3}"), "probes[0].rdma.require: is above the number"),
         (rdma("{minRate: fast}"), "warden.yaml:4: probes[0].rdma.minRate: \"fast\" is no rate"),
         (rdma("{minRate: 0}"), "warden.yaml:4: probes[0].rdma.minRate: \"0\" is no rate"),
         (

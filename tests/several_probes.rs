@@ -111,11 +111,12 @@ fn processes(bed: &Bed) -> Vec<String> {
     names(Path::new("/proc")).into_iter().filter(|name| name.parse::<u32>().is_ok()).filter(ours).collect()
 }
 
-/// What the log of `--v=4` says of each round of a probe.
+/// What the log of `--v=4` says of each round of a probe that counts: on a busy machine some do not.
 fn outcomes(agent: &Agent, probe: &str) -> Vec<String> {
     let mark = format!("\"probe round\" probe=\"{probe}\" probe.outcome=\"");
     let log = agent.log();
-    log.lines().filter_map(|line| Some(line.split_once(&mark)?.1.split_once('"')?.0.to_owned())).collect()
+    let counting = log.lines().filter(|line| !line.contains("ClockLate"));
+    counting.filter_map(|line| Some(line.split_once(&mark)?.1.split_once('"')?.0.to_owned())).collect()
 }
 
 /// Report 40: the last writer does not win, the first verdict is no guess, and a fault that is gone is gone without a restart.
@@ -357,13 +358,15 @@ async fn a_command_that_hangs_is_unknown_twice_then_fails_softly_and_leaves_no_p
     down(&bed, "hang");
     kubelet.deregistered().await;
     let said = outcomes(&agent, "hang");
-    let after: Vec<&str> = said.iter().map(String::as_str).skip_while(|outcome| *outcome == "success").collect();
+    // Even the command that ends at once may have been late on a busy machine.
+    let last_success = said.iter().rposition(|outcome| outcome == "success").unwrap();
+    let after: Vec<&str> = said[last_success + 1..].iter().map(String::as_str).collect();
     let silent = after.iter().take_while(|outcome| **outcome == "unknown").count();
     assert!(silent >= 2 && after[silent..].iter().all(|outcome| *outcome == "failure"), "{said:?}");
     eventually("two failures", || outcomes(&agent, "hang").iter().filter(|word| *word == "failure").count() >= 2).await;
-    let probe = probe_now(&bed, "hang");
-    assert!(probe["reason"] == "NotAnswering" && probe["outcome"] == "failure", "{probe}");
-    assert_eq!(probe_now(&bed, "b")["outcome"], "success", "the others go on");
+    let silent = |probe: &Value| probe["reason"] == "NotAnswering" && probe["outcome"] == "failure";
+    eventually("silence is why", || silent(&probe_now(&bed, "hang"))).await;
+    eventually("the others go on", || probe_now(&bed, "b")["outcome"] == "success").await;
     up(&bed, "hang");
     kubelet.registered().await;
     down(&bed, "hang");

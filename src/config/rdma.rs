@@ -14,6 +14,9 @@ pub const KEYS: &[&str] = &["devices", "exclude", "ports", "require", "minRate",
 /// The highest port number of any device so far is 2; switches have more.
 const MAX_PORT: u32 = 255;
 
+/// No device so far has more ports of its own.
+const MOST_PORTS: usize = 2;
+
 /// What the file says; what is not there has its default.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WrittenRdma {
@@ -47,11 +50,16 @@ impl WrittenRdma {
         });
         let exclude = own.take("exclude").map(|node| selectors(own, "exclude", node));
         left_out(own, devices.as_ref(), exclude.as_ref(), Selector::is_left_out_by);
+        let ports = own.take("ports").and_then(|node| ports(own, node));
+        let require = own.parsed("require", require);
+        if let (Some(require), Some(devices)) = (&require, &devices) {
+            too_many(own, require, &devices.value, ports.as_ref().map_or(&[], |ports| ports.value.as_slice()));
+        }
         Self {
             devices,
             exclude,
-            ports: own.take("ports").and_then(|node| ports(own, node)),
-            require: own.parsed("require", require),
+            ports,
+            require,
             min_rate: own.parsed("minRate", |text| {
                 let rate = Rate::parse(text).filter(|rate| rate.megabits > 0 && !text.contains(char::is_whitespace));
                 rate.ok_or_else(|| format!("{} is no rate: use a number of Gb/s above zero, such as 400", echo(text)))
@@ -78,6 +86,20 @@ impl WrittenRdma {
             device_nodes: self.device_nodes.as_ref().map_or(default.device_nodes, |set| set.value.clone()),
             details: self.details.as_ref().is_some_and(|set| set.value),
         }
+    }
+}
+
+/// A number of ports that the named devices do not have could never be reached.
+fn too_many(own: &mut Fields<'_, '_>, require: &Written<Require>, devices: &[Selector], ports: &[u32]) {
+    let Require::AtLeast(count) = require.value else { return };
+    let each = if ports.is_empty() { MOST_PORTS } else { ports.len() };
+    let most = devices.len().saturating_mul(each);
+    if !devices.is_empty() && devices.iter().all(Selector::names_one) && u64::from(count.get()) > most as u64 {
+        let message = format!(
+            "is above the number of ports that the {} named devices can have, {most}: it could never be reached",
+            devices.len()
+        );
+        own.wrong(require.line, "require", message);
     }
 }
 

@@ -17,7 +17,7 @@ use crate::policy::health::{Change, HealthPolicy};
 use crate::policy::outcome::Health;
 use crate::policy::reaction::{Facts, ReactionPolicy, Rules};
 use crate::policy::volumes::{InUse, VolumeTable};
-use crate::probe::lane::Lane;
+use crate::probe::lane::{Abandoned, Lane};
 use crate::probe::runner::Report;
 use crate::proxy::gate::FenceUp;
 use crate::proxy::volumes::Volumes;
@@ -302,7 +302,8 @@ impl HealthPart {
                 return;
             }
             Ok(Err(error)) => error.to_string(),
-            Err(_abandoned) => format!("no answer from its file system within {STATE_TIMEOUT:?}"),
+            Err(Abandoned::Late) => format!("no answer from its file system within {STATE_TIMEOUT:?}"),
+            Err(no_thread @ Abandoned::NoThread(_)) => no_thread.to_string(),
         };
         if self.state_quiet.begin_or_repeat(&trouble, Instant::now()) {
             warn!(

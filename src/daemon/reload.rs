@@ -6,7 +6,7 @@ use crate::config::watched::Watched;
 use crate::grpc::connect::chain;
 use crate::parts::{Fatal, Parts};
 use crate::path_watch::PathWatch;
-use crate::probe::lane::Lane;
+use crate::probe::lane::{Abandoned, Lane};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
@@ -57,8 +57,11 @@ pub(super) async fn run(
                     told = text;
                 }
             }
-            Err(_abandoned) => {
-                let text = format!("no answer from its file system within {TIMEOUT:?}");
+            Err(abandoned) => {
+                let text = match abandoned {
+                    Abandoned::Late => format!("no answer from its file system within {TIMEOUT:?}"),
+                    Abandoned::NoThread(_) => abandoned.to_string(),
+                };
                 if told != text {
                     warn!(path = %source.path().display(), error = text, "the settings file cannot be read; the old settings stay in force");
                     told = text;

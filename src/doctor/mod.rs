@@ -21,7 +21,7 @@ mod tests;
 use crate::grpc::connect::CallError;
 use crate::grpc::driver;
 use crate::probe::join::join_all;
-use crate::probe::lane::Lane;
+use crate::probe::lane::{Abandoned, Lane};
 use crate::status::snapshot::Snapshot;
 use finding::Finding;
 use place::{Place, Sockets};
@@ -110,5 +110,11 @@ pub async fn node(place: Place, agent: &Agent) -> Vec<Finding> {
 async fn on_a_lane(check: &'static str, job: Job, place: Arc<Place>) -> Vec<Finding> {
     let mut lane = Lane::with_stack(check, STACK_BYTES);
     let found = lane.run(LIMIT, move || job(&place)).await;
-    found.unwrap_or_else(|_abandoned| vec![Finding::unknown(check, format!("no answer within {LIMIT:?}"))])
+    found.unwrap_or_else(|abandoned| {
+        let why = match abandoned {
+            Abandoned::Late => format!("no answer within {LIMIT:?}"),
+            Abandoned::NoThread(_) => abandoned.to_string(),
+        };
+        vec![Finding::unknown(check, why)]
+    })
 }

@@ -379,7 +379,7 @@ mod tests {
         assert_eq!(named(&judged(rule(), &BUS, &missing).0), ("unknown", "ToolMissing"));
         let mut policy = GpuPolicy::new(rule(), BTreeMap::new());
         let (on_bus, none) = (bus(&BUS), BTreeSet::new());
-        let silent = [1, 2, 3].map(|rounds| Tool::Silent(Silence(rounds)));
+        let silent = [1, 2, 3].map(|rounds| Tool::Silent(Silence::TimeOuts(rounds)));
         let names: Vec<_> = silent.iter().map(|tool| policy.judge(look(&on_bus, tool, &none)).0.name()).collect();
         assert_eq!(names, ["unknown", "unknown", "failure"]);
     }

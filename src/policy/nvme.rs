@@ -342,7 +342,7 @@ mod tests {
     }
 
     fn silent(rounds: u32) -> Result<Seen, Silence> {
-        Err(Silence(rounds))
+        Err(Silence::TimeOuts(rounds))
     }
 
     #[test]
@@ -477,7 +477,7 @@ mod tests {
             names(vec![read_only.clone(), unread(), refused(), good]),
             ["failure", "unknown", "unknown", "success"]
         );
-        let silent = |rounds| with_smart(Smart::Silent(Silence(rounds)));
+        let silent = |rounds| with_smart(Smart::Silent(Silence::TimeOuts(rounds)));
         assert_eq!(names(vec![silent(1), silent(2), silent(3)]), ["unknown", "unknown", "failure"]);
     }
 

@@ -13,6 +13,9 @@ const BURST: u32 = 8;
 /// Beyond them there is a look once in this time: ten a second.
 const INTERVAL: Duration = Duration::from_millis(100);
 
+/// After events of links that are not known to matter there is one look, this long after the last at the earliest.
+const OTHERS_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Plans the looks of one probe.
 ///
 /// A later event starts the series again; that puts nothing off, since it begins with a look at once.
@@ -24,6 +27,10 @@ pub struct Rereads {
     done: usize,
     /// When the looks so far would have ended, had they come once an [`INTERVAL`].
     paid: Option<Instant>,
+    /// When there is a look for what may not matter at all.
+    others: Option<Instant>,
+    /// When the last look began.
+    looked: Option<Instant>,
 }
 
 impl Rereads {
@@ -33,8 +40,19 @@ impl Rereads {
         self.done = 0;
     }
 
+    /// An event came of something that is not known to matter, and may begin to.
+    pub fn event_of_others(&mut self, now: Instant) {
+        let earliest = self.looked.map_or(now, |looked| now.max(looked + OTHERS_INTERVAL));
+        self.others.get_or_insert(earliest);
+    }
+
     /// When the next look is due; `None` without an event whose series is not over.
     pub fn due(&self) -> Option<Instant> {
+        let series = self.series();
+        series.map_or(self.others, |series| Some(self.others.map_or(series, |others| series.min(others))))
+    }
+
+    fn series(&self) -> Option<Instant> {
         let wanted = self.event? + *AFTER.get(self.done)?;
         let allowed = self.paid.and_then(|paid| paid.checked_sub(INTERVAL * (BURST - 1)));
         Some(allowed.map_or(wanted, |allowed| wanted.max(allowed)))
@@ -46,6 +64,7 @@ impl Rereads {
             self.done = AFTER.iter().take_while(|after| event + **after <= now).count();
         }
         self.paid = Some(self.paid.map_or(now, |paid| paid.max(now)) + INTERVAL);
+        (self.others, self.looked) = (None, Some(now));
     }
 }
 
@@ -83,6 +102,25 @@ mod tests {
     fn a_later_event_starts_the_series_again() {
         assert_eq!(looks(&[0, 20], 60_000), [0, 20, 70, 220, 1020]);
         assert_eq!(looks(&[0, 500, 5_000], 60_000), [0, 50, 200, 500, 550, 700, 1500, 5000, 5050, 5200, 6000]);
+    }
+
+    #[test]
+    fn events_of_others_give_one_look_a_second_and_hold_up_none_that_matters() {
+        let start = some_instant();
+        let mut rereads = Rereads::default();
+        let mut looks = Vec::new();
+        for millisecond in 0..10_000 {
+            let now = start + Duration::from_millis(millisecond);
+            rereads.event_of_others(now);
+            if millisecond == 3_500 {
+                rereads.event(now);
+            }
+            if rereads.due().is_some_and(|due| due <= now) {
+                rereads.begin(now);
+                looks.push(millisecond);
+            }
+        }
+        assert_eq!(looks, [0, 1000, 2000, 3000, 3500, 3550, 3700, 4500, 5500, 6500, 7500, 8500, 9500]);
     }
 
     #[test]

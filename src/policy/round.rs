@@ -15,16 +15,40 @@ pub struct Timing {
     pub took: Duration,
 }
 
-/// No answer, for so many time-outs in a row.
+/// Why there is no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Silence(pub u32);
+pub enum Silence {
+    /// For so many time-outs in a row.
+    TimeOuts(u32),
+    /// Nobody was asked: the system gave us no thread to ask with, for this reason.
+    NoThread(&'static str),
+}
 
 impl Silence {
     /// What that says of whoever has `timeout` for each answer.
     pub fn outcome(self, timeout: Duration) -> Outcome {
-        let reason = Reason::new("NotAnswering", format!("no answer within {timeout:?}, {} in a row", self.0));
-        if self.0 < UNANSWERED_IS_FAILURE { Outcome::Unknown(reason) } else { Outcome::Failure(reason, Severity::Soft) }
+        self.in_words(&format!("no answer within {timeout:?}"))
     }
+
+    /// As [`Self::outcome`], in these words if it is one of time-outs.
+    pub fn in_words(self, late: &str) -> Outcome {
+        match self {
+            Self::TimeOuts(count) => {
+                let reason = Reason::new("NotAnswering", format!("{late}, {count} in a row"));
+                if count < UNANSWERED_IS_FAILURE {
+                    Outcome::Unknown(reason)
+                } else {
+                    Outcome::Failure(reason, Severity::Soft)
+                }
+            }
+            Self::NoThread(why) => no_thread(why),
+        }
+    }
+}
+
+/// A look for which there was no thread. However often: that says nothing of the hardware.
+pub fn no_thread(why: &str) -> Outcome {
+    Outcome::Unknown(Reason::new("NoThread", format!("cannot start a thread to look with: {why}")))
 }
 
 /// Judges the rounds of one probe.
@@ -63,7 +87,7 @@ impl Rounds {
     /// The run was abandoned at its deadline, or an abandoned run still occupies the lane.
     pub fn abandoned(&mut self) -> Outcome {
         self.unanswered = self.unanswered.saturating_add(1);
-        Silence(self.unanswered).outcome(self.timeout)
+        Silence::TimeOuts(self.unanswered).outcome(self.timeout)
     }
 }
 
@@ -79,6 +103,14 @@ mod tests {
         let said: Vec<_> = (0..3).map(|_| rounds.abandoned()).collect();
         assert_eq!(said.iter().map(Outcome::name).collect::<Vec<_>>(), ["unknown", "unknown", "failure"]);
         assert!(matches!(&said[2], Outcome::Failure(reason, Severity::Soft) if reason.code == "NotAnswering"));
+    }
+
+    #[test]
+    fn what_there_was_no_thread_for_is_unknown_however_often_and_names_the_reason() {
+        let said = Silence::NoThread("the pids limit").outcome(TIMEOUT);
+        assert!(
+            matches!(said, Outcome::Unknown(reason) if reason.code == "NoThread" && reason.message.contains("pids"))
+        );
     }
 
     #[test]

@@ -31,7 +31,7 @@ impl Probe for Csi {
 
     async fn look(&mut self, timeout: Duration) -> Result<Self::Seen, Abandoned> {
         let answer = self.ready.ask(&self.socket, timeout).await;
-        if matches!(*answer, Err(CallError::Deadline { .. })) { Err(Abandoned) } else { Ok(answer) }
+        if matches!(*answer, Err(CallError::Deadline { .. })) { Err(Abandoned::Late) } else { Ok(answer) }
     }
 
     fn judge(&mut self, seen: Self::Seen, _now: Instant) -> Option<Outcome> {

@@ -60,7 +60,7 @@ impl Patience {
         let passed = (Instant::now() - asked).as_nanos() / timeout.as_nanos().max(1);
         // The first of them was waited for.
         let more = u32::try_from(passed).unwrap_or(u32::MAX).saturating_sub(1);
-        Some(Silence(self.silent.saturating_add(more)))
+        Some(Silence::TimeOuts(self.silent.saturating_add(more)))
     }
 
     /// Something is asked now.
@@ -70,8 +70,18 @@ impl Patience {
 
     /// What came of it.
     pub(super) fn heard<T>(&mut self, answer: Result<T, Abandoned>) -> Result<T, Silence> {
-        self.silent = if answer.is_ok() { 0 } else { self.silent.saturating_add(1) };
-        answer.map_err(|Abandoned| Silence(self.silent))
+        match answer {
+            Ok(answer) => {
+                self.silent = 0;
+                Ok(answer)
+            }
+            Err(Abandoned::Late) => {
+                self.silent = self.silent.saturating_add(1);
+                Err(Silence::TimeOuts(self.silent))
+            }
+            // Nobody was asked.
+            Err(Abandoned::NoThread(why)) => Err(Silence::NoThread(why)),
+        }
     }
 }
 
@@ -83,6 +93,11 @@ impl DeviceLane {
         let soon = Instant::now() + Duration::from_millis(10);
         assert!(self.ask(soon, Duration::from_secs(3600), move || held.recv().is_ok()).await.is_err());
         release
+    }
+
+    /// Takes its thread away; it gets no other.
+    pub(super) fn lose_its_thread(&mut self) {
+        self.lane = Lane::with_stack("test", super::lane::NO_STACK);
     }
 
     /// How often it has been silent.
@@ -98,6 +113,18 @@ mod tests {
     const LONG: Duration = Duration::from_secs(20);
 
     #[tokio::test]
+    async fn a_device_that_cannot_be_asked_for_want_of_a_thread_is_not_silent() {
+        let mut lane = DeviceLane::new("test");
+        lane.lose_its_thread();
+        lane.be_silent(2);
+        for _ in 0..3 {
+            let answer = lane.ask(Instant::now() + LONG, LONG, || 7).await;
+            assert!(matches!(answer, Err(Silence::NoThread(_))), "{answer:?}");
+        }
+        assert_eq!(lane.patience.silent, 2, "and says nothing of the row");
+    }
+
+    #[tokio::test]
     async fn a_busy_lane_is_not_waited_for_and_its_silence_counts_by_whole_timeouts() {
         let mut lane = DeviceLane::new("test");
         let release = lane.hang().await;
@@ -109,7 +136,7 @@ mod tests {
                 // The machine has not been up for so long.
                 continue;
             }
-            assert_eq!(lane.ask(now + timeout, timeout, || ()).await, Err(Silence(counted)));
+            assert_eq!(lane.ask(now + timeout, timeout, || ()).await, Err(Silence::TimeOuts(counted)));
         }
         assert!(now.elapsed() < LONG, "it was waited for");
         drop(release);

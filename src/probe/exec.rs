@@ -90,7 +90,7 @@ pub async fn output(starter: &mut Starter, command: &Command, limit: Duration) -
         Ok(Ok(())) => session.finish().ok_or_else(|| io::Error::other("somebody else took its exit status")),
         Ok(Err(error)) => Err(error),
         // What is left of it is killed.
-        Err(_elapsed) => return Err(Abandoned),
+        Err(_elapsed) => return Err(Abandoned::Late),
     };
     Ok(Ok(Ended { status, said, complained }))
 }
@@ -264,7 +264,7 @@ mod tests {
         let mut starter = starter();
         let began = Instant::now();
         for _ in 0..5 {
-            assert_eq!(run(&mut starter, &command, Duration::from_millis(100)).await, Err(Abandoned));
+            assert_eq!(run(&mut starter, &command, Duration::from_millis(100)).await, Err(Abandoned::Late));
             assert!(starter.stays_busy().await);
         }
         assert!(began.elapsed() < Duration::from_secs(20), "it held up the thread for {:?}", began.elapsed());

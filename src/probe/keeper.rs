@@ -50,7 +50,9 @@ impl Keeper {
                     warn!(path = %path.display(), error, "cannot keep what was seen good; all else goes on");
                 }
             }
-            Err(Abandoned) => {}
+            Err(Abandoned::Late) => {}
+            // Nothing was begun.
+            Err(Abandoned::NoThread(_)) => self.due = true,
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Tells when the kernel says that a link, an address or an RDMA device changed, so that the next look need not wait for its
-//! period. What changed is not even read: an event decides nothing.
+//! period. Only which link it was is read, so that those of pods that come and go cost little: an event decides nothing.
 
 use crate::policy::rereads::Rereads;
 use rustix::io::Errno;
 use rustix::net::netlink::{self, SocketAddrNetlink};
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,6 +20,9 @@ const LINKS_AND_ADDRESSES: u32 = 0x1 | 0x10 | 0x100;
 
 /// RDMA_NL_GROUP_NOTIFY, which is group 4: devices come, go and are renamed. Kernels before 6.12 know no such group and say nothing.
 const RDMA_NOTIFY: u32 = 1 << 3;
+
+/// Where the index of the link stands, behind the header of 16 bytes: in `ifinfomsg` of links as in `ifaddrmsg` of addresses.
+const INDEX_AT: usize = 16 + 4;
 
 /// Messages read in one go, so that a storm cannot hold up everything else.
 const MOST_MESSAGES: usize = 1024;
@@ -39,6 +43,10 @@ pub struct LinkEvents {
     /// There once the RDMA subsystem is: without it, opening its netlink family would make the kernel look for a module, and wait.
     rdma_class: PathBuf,
     rereads: Rereads,
+    /// Links that matter, by index; all of them until it is known which.
+    watched: Option<BTreeSet<u32>>,
+    /// Whether a link has changed since that was looked up.
+    links_changed: bool,
     /// From then on the next event is heard.
     listen_from: Instant,
 }
@@ -62,6 +70,8 @@ impl LinkEvents {
             devices: Source::new("RDMA device changes", Some(netlink::RDMA), RDMA_NOTIFY),
             rdma_class: sysfs_root.join("class/infiniband"),
             rereads: Rereads::default(),
+            watched: None,
+            links_changed: false,
             listen_from: Instant::now(),
         }
     }
@@ -75,33 +85,56 @@ impl LinkEvents {
         }
     }
 
+    /// From now on these links matter, by index: those of ports, and those above and below them. Others, which may be new ones of a
+    /// port, have one look a second at most.
+    pub fn watch(&mut self, links: BTreeSet<u32>) {
+        self.watched = Some(links);
+    }
+
+    /// Whether a link has changed since this was asked last, so that others may matter now.
+    pub fn take_links_changed(&mut self) -> bool {
+        std::mem::take(&mut self.links_changed)
+    }
+
     /// Waits until it is time to look again. Cancelling it loses nothing.
     pub async fn changed(&mut self) {
         loop {
             let due = self.rereads.due().map(Instant::from_std);
-            let listen_from = self.listen_from;
+            let (listen_from, watched) = (self.listen_from, self.watched.as_ref());
             let event = async {
                 sleep_until(listen_from).await;
                 tokio::select! {
-                    () = self.links.event() => {}
-                    () = self.devices.event() => {}
+                    heard = self.links.event(watched) => (heard, true),
+                    heard = self.devices.event(None) => (heard, false),
                 }
             };
             let heard = tokio::select! {
                 biased;
-                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => false,
-                () = event => true,
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => None,
+                heard = event => Some(heard),
             };
             let now = Instant::now();
-            if heard {
-                self.rereads.event(now.into_std());
-                self.listen_from = now + GAP;
-            } else {
+            let Some((heard, of_links)) = heard else {
                 self.rereads.begin(now.into_std());
                 return;
+            };
+            match heard {
+                Heard::Ours => self.rereads.event(now.into_std()),
+                Heard::Others => self.rereads.event_of_others(now.into_std()),
             }
+            self.links_changed |= of_links;
+            self.listen_from = now + GAP;
         }
     }
+}
+
+/// What messages were about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Heard {
+    /// Links that nobody watches.
+    Others,
+    /// At least one that matters, or one that cannot be told.
+    Ours,
 }
 
 impl Source {
@@ -137,23 +170,26 @@ impl Source {
         }
     }
 
-    /// Waits for something to be said. Messages that were lost are something, too.
-    async fn event(&mut self) {
+    /// Waits for something to be said; with `watched`, whether of one of these links. Messages that were lost may have been.
+    async fn event(&mut self, watched: Option<&BTreeSet<u32>>) -> Heard {
         loop {
             let Some(socket) = &self.socket else {
                 return std::future::pending().await;
             };
-            let mut heard = false;
+            let mut heard = None;
             let drained = match socket.readable().await {
-                Ok(mut ready) => ready.try_io(|socket| drain(socket.get_ref(), &mut heard)),
+                Ok(mut ready) => ready.try_io(|socket| drain(socket.get_ref(), watched, &mut heard)),
                 Err(error) => Ok(Err(error)),
             };
-            match drained {
-                Ok(Ok(())) | Err(_) if heard => return,
+            match (drained, heard) {
+                (Ok(Ok(())) | Err(_), Some(heard)) => return heard,
                 // Nothing was there.
-                Ok(Ok(())) | Err(_) => {}
+                (Ok(Ok(())) | Err(_), None) => {}
                 // What it said before it broke is worth a look, and so is what it will not say.
-                Ok(Err(error)) => return self.lost(&error, Instant::now()),
+                (Ok(Err(error)), _) => {
+                    self.lost(&error, Instant::now());
+                    return Heard::Ours;
+                }
             }
         }
     }
@@ -170,19 +206,34 @@ fn open(protocol: Option<Protocol>, groups: u32) -> io::Result<AsyncFd<OwnedFd>>
     AsyncFd::new(socket)
 }
 
-/// Reads and forgets messages: `WouldBlock` once there are none left, fine while there may be more.
-fn drain(socket: &OwnedFd, heard: &mut bool) -> io::Result<()> {
+/// Reads messages, and keeps which links they are of: `WouldBlock` once there are none left, fine while there may be more.
+fn drain(socket: &OwnedFd, watched: Option<&BTreeSet<u32>>, heard: &mut Option<Heard>) -> io::Result<()> {
     // The rest of a message that is longer is dropped by the kernel.
-    let mut start = [0; 16];
+    let mut start = [0; INDEX_AT + 4];
     for _ in 0..MOST_MESSAGES {
         match recv(socket, &mut start, RecvFlags::empty()) {
-            // ENOBUFS: there were more than the socket holds.
-            Ok(_) | Err(Errno::NOBUFS) => *heard = true,
+            Ok((_, length)) => {
+                let index = start.get(INDEX_AT..).filter(|_| length >= start.len());
+                let index = index.and_then(|index| Some(u32::from_ne_bytes(index.try_into().ok()?)));
+                let others = watched.zip(index).is_some_and(|(watched, index)| !watched.contains(&index));
+                let now = if others { Heard::Others } else { Heard::Ours };
+                *heard = (*heard).max(Some(now));
+            }
+            // There were more than the socket holds.
+            Err(Errno::NOBUFS) => *heard = Some(Heard::Ours),
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+impl LinkEvents {
+    /// What is watched, if that is known.
+    pub(super) fn watched(&self) -> Option<&BTreeSet<u32>> {
+        self.watched.as_ref()
+    }
 }
 
 #[cfg(test)]
@@ -259,6 +310,45 @@ mod tests {
             assert!(looks[0] < told + Duration::from_millis(500), "{change}: {looks:?}, made after {told:?}");
             assert!(looks.last().is_some_and(|last| *last >= Duration::from_secs(1)), "{change}: {looks:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn links_that_nobody_watches_have_a_look_a_second_and_one_that_is_watched_has_it_at_once() {
+        if outside("links_that_nobody_watches_have_a_look_a_second_and_one_that_is_watched_has_it_at_once") {
+            return;
+        }
+        let mut events = events();
+        events.watch(BTreeSet::from([4711]));
+        let start = Instant::now();
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let churn = std::thread::spawn(move || {
+            let mut changes = 0;
+            while stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+                ip("link set lo up");
+                ip("link set lo down");
+                changes += 2;
+            }
+            changes
+        });
+        let mut looks = Vec::new();
+        while start.elapsed() < Duration::from_secs(4) {
+            if tokio::time::timeout(Duration::from_millis(100), events.changed()).await.is_ok() {
+                looks.push(start.elapsed());
+            }
+        }
+        stop.send(()).unwrap();
+        let changes = churn.join().unwrap();
+        assert!(changes > 20, "{changes} changes prove nothing");
+        assert!((2..=5).contains(&looks.len()), "{looks:?} for {changes} changes");
+        assert!(events.take_links_changed() && !events.take_links_changed());
+        // The loopback is always the first.
+        drop(self::looks(&mut events, start).await);
+        events.watch(BTreeSet::from([1]));
+        let start = Instant::now();
+        ip("link set lo up");
+        let told = start.elapsed();
+        let looks = self::looks(&mut events, start).await;
+        assert!(looks.len() >= 2 && looks[0] < told + Duration::from_millis(500), "{looks:?}, made after {told:?}");
     }
 
     #[tokio::test]

@@ -1,12 +1,13 @@
 //! Gives one probe its rounds: by its period, at once on an event, and again soon after a hard failure.
 
 use super::Probe;
+use super::lane::Abandoned;
 use super::observed::Observed;
 use crate::policy::outcome::Outcome;
 use crate::policy::pace::Pace;
 pub use crate::policy::pace::Schedule;
 use crate::policy::repeats::{Events, Repeats, Spacing};
-use crate::policy::round::{Rounds, Timing};
+use crate::policy::round::{Rounds, Timing, no_thread};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -79,7 +80,13 @@ pub async fn run_rounds<P: Probe>(
                 let word = word.filter(|word| !looks_again || repeats.counts(word, started.into_std()));
                 (word.inspect(|word| repeats.counted(word, started.into_std())), probe.observed())
             }
-            (None, Err(_abandoned)) => {
+            // Nobody was asked, so nobody was silent.
+            (None, Err(Abandoned::NoThread(why))) => {
+                let word = no_thread(why);
+                repeats.counted(&word, started.into_std());
+                (Some(word), None)
+            }
+            (None, Err(Abandoned::Late)) => {
                 let counts = !looks_again || repeats.silence_counts(started.into_std());
                 let word = counts.then(|| {
                     repeats.silent(started.into_std());
@@ -102,7 +109,6 @@ mod tests {
     use super::*;
     use crate::policy::outcome::Reason;
     use crate::policy::outcome::Severity;
-    use crate::probe::lane::Abandoned;
     use std::num::NonZeroU32;
     use std::sync::{Arc, Mutex};
     use tokio::sync::Notify;
@@ -122,7 +128,7 @@ mod tests {
             self.runs.lock().unwrap().push(Instant::now());
             match tokio::time::timeout(timeout, tokio::time::sleep(self.takes)).await {
                 Ok(()) => Ok(self.says.clone()),
-                Err(_) => Err(Abandoned),
+                Err(_) => Err(Abandoned::Late),
             }
         }
 
@@ -132,6 +138,25 @@ mod tests {
 
         async fn changed(&mut self) {
             self.event.notified().await;
+        }
+    }
+
+    /// Nothing can be looked at.
+    struct Threadless;
+
+    impl Probe for Threadless {
+        type Seen = Outcome;
+
+        async fn look(&mut self, _timeout: Duration) -> Result<Outcome, Abandoned> {
+            Err(Abandoned::NoThread("the pids limit is reached"))
+        }
+
+        fn judge(&mut self, seen: Outcome, _now: std::time::Instant) -> Option<Outcome> {
+            Some(seen)
+        }
+
+        async fn changed(&mut self) {
+            std::future::pending().await
         }
     }
 
@@ -291,6 +316,16 @@ mod tests {
         }
         assert_eq!(said, ["unknown", "unknown", "failure"]);
         assert_eq!(bed.seconds(), [0, 30, 60]);
+        bed.stop.cancel();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_probe_that_gets_no_thread_is_unknown_for_as_long_as_that_lasts() {
+        let mut bed = Bed::run(Outcome::Success, Duration::ZERO, schedule(2), |_| Threadless);
+        for _ in 0..10 {
+            let outcome = bed.reports.recv().await.unwrap().outcome.unwrap();
+            assert!(matches!(&outcome, Outcome::Unknown(reason) if reason.code == "NoThread"), "{outcome:?}");
+        }
         bed.stop.cancel();
     }
 

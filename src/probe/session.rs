@@ -123,7 +123,7 @@ impl Starter {
         deadline: Instant,
     ) -> Result<io::Result<(Session, Outputs)>, Abandoned> {
         let turn = timeout_at(deadline, Arc::clone(&self.free).acquire_owned()).await;
-        let turn = turn.map_err(|_elapsed| Abandoned)?.map_err(|_closed| Abandoned)?;
+        let turn = turn.map_err(|_elapsed| Abandoned::Late)?.map_err(|_closed| Abandoned::Late)?;
         let (said, complained) = match (pipe(), pipe()) {
             (Ok(said), Ok(complained)) => (said, complained),
             (Err(error), _) | (_, Err(error)) => return Ok(Err(error)),

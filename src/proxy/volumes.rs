@@ -8,7 +8,7 @@ use crate::policy::crashes::Crashes;
 use crate::policy::volume_call::{End, VolumeCall};
 use crate::policy::volume_place::Place;
 use crate::policy::volumes::{CallId, Completeness, Gap, VolumeTable};
-use crate::probe::lane::Lane;
+use crate::probe::lane::{Abandoned, Lane};
 use crate::quiet::Quiet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -229,7 +229,8 @@ impl Volumes {
         let trouble = match saved {
             Ok(Ok(saved)) => return Ok(saved),
             Ok(Err(error)) => error.to_string(),
-            Err(_abandoned) => format!("no answer from its file system within {WRITE_TIMEOUT:?}"),
+            Err(Abandoned::Late) => format!("no answer from its file system within {WRITE_TIMEOUT:?}"),
+            Err(no_thread @ Abandoned::NoThread(_)) => no_thread.to_string(),
         };
         let stale = file.clone();
         lane.run(WRITE_TIMEOUT, move || stale.distrust()).await.ok();

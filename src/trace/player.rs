@@ -101,7 +101,7 @@ pub async fn play(trace: &Trace, settings: &Settings, in_use: InUse) -> Result<P
             if rounds > MAX_ROUNDS {
                 return Err(PlayError::TooManyRounds);
             }
-            if let Some(outcome) = probe.round(now).await.map_err(|Abandoned| PlayError::Slow)? {
+            if let Some(outcome) = probe.round(now).await.map_err(|_abandoned| PlayError::Slow)? {
                 agent.hear(number, probe, outcome, now);
             }
         }

@@ -11,7 +11,7 @@ use crate::policy::group::GroupRule;
 use crate::policy::outcome::{Health, Outcome, Reason};
 use crate::policy::probe_verdict::{ProbeRule, ProbeVerdict, Thresholds};
 use crate::policy::repeats::{Events, Repeats, Spacing};
-use crate::policy::round::{Rounds, Timing};
+use crate::policy::round::{Rounds, Timing, no_thread};
 use crate::probe::Probe;
 use crate::probe::csi::Csi;
 use crate::probe::exec::Exec;
@@ -19,6 +19,7 @@ use crate::probe::gpu::Gpu;
 use crate::probe::health_file::HealthFile;
 use crate::probe::join::join_all;
 use crate::probe::kmsg::Kmsg;
+use crate::probe::lane::Abandoned;
 use crate::probe::nvme::Nvme;
 use crate::probe::observed::Observed;
 use crate::probe::rdma::Rdma;
@@ -295,7 +296,8 @@ async fn ask(probe: &mut impl Probe, timeout: Duration) -> Said {
             Some(outcome) => Said::Outcome(outcome, probe.observed()),
             None => Said::NothingNew,
         },
-        Err(_abandoned) => Said::NoAnswer,
+        Err(Abandoned::NoThread(why)) => Said::Outcome(no_thread(why), None),
+        Err(Abandoned::Late) => Said::NoAnswer,
     }
 }
 

@@ -1,6 +1,7 @@
 //! One round over all devices: each port's word, what is gone, and what that is worth together.
 
-use super::known::KnownGood;
+use super::known::{KnownGood, Place};
+use super::merged::{is_bond, merged_into};
 use super::port;
 use super::rules::RdmaRules;
 use super::seen::{Answer, Attr, Device, Listing, Port, Round};
@@ -12,9 +13,6 @@ use std::time::{Duration, Instant};
 
 /// A driver container compiles and loads its modules within this.
 const RELOAD_GRACE: Duration = Duration::from_secs(5 * 60);
-
-/// From this many rounds without an answer in a row, silence is a failure.
-const SILENT_IS_FAILURE: u32 = 3;
 
 /// Judges rounds, one after the other.
 #[derive(Debug)]
@@ -154,13 +152,8 @@ impl Fabric {
                 let outcome = Outcome::Unknown(Reason::new("NotVisible", message));
                 self.unread(name, pci.as_deref(), known, &outcome, words);
             }
-            Answer::Silent { name, pci, rounds } => {
-                let reason = Reason::new("NotAnswering", format!("no answer in time, {rounds} in a row"));
-                let outcome = if *rounds < SILENT_IS_FAILURE {
-                    Outcome::Unknown(reason)
-                } else {
-                    Outcome::Failure(reason, Severity::Soft)
-                };
+            Answer::Silent { name, pci, silence } => {
+                let outcome = silence.in_words("no answer in time");
                 self.unread(name, pci.as_deref(), known, &outcome, words);
             }
         }
@@ -277,7 +270,10 @@ impl Fabric {
                 }
                 continue;
             }
-            words.push(doubt(gone(&place.name, Some(port), wanted, "was good, and is gone")));
+            words.push(
+                self.moved(round, place, port, wanted)
+                    .unwrap_or_else(|| doubt(gone(&place.name, Some(port), wanted, "was good, and is gone"))),
+            );
         }
         for selector in self.rules.devices.iter().filter(|selector| selector.names_one()) {
             let here =
@@ -293,6 +289,36 @@ impl Fabric {
             words.push(if matches!(selector, Selector::Guid(_)) { doubt(word) } else { word });
         }
         words
+    }
+
+    /// A known-good port that is not gone, but elsewhere: in a bond, or in another network namespace.
+    fn moved(&self, round: &Round, place: &Place, port: u32, wanted: Wanted) -> Option<PortWord> {
+        let pci = place.pci.as_ref()?;
+        let function = round.functions.iter().find(|function| function.pci == *pci);
+        let bond = match function {
+            Some(function) => merged_into(function, &round.seats, &round.answers),
+            None => round.seats.iter().find(|seat| seat.pci.as_ref() == Some(pci) && is_bond(&seat.name)),
+        };
+        let word =
+            |wanted, outcome| PortWord { device: place.name.clone(), port: Some(port), wanted, counts: false, outcome };
+        if let Some(bond) = bond {
+            let name = &bond.name;
+            if wanted == Wanted::Named {
+                let what = format!("was good, and is gone: it seems merged into {name}, so name that instead");
+                return Some(gone(&place.name, Some(port), wanted, &what));
+            }
+            // Where nobody looks at the bond, its ports are not known to be fit.
+            let (wanted, then) = if round.answers.iter().any(|answer| answer.name() == name) {
+                (Wanted::No, "whose own ports count instead")
+            } else {
+                (wanted, "which `devices` and `exclude` leave out: select it")
+            };
+            let message = format!("is merged into {name}, {then}");
+            return Some(word(wanted, Outcome::Unknown(Reason::new("Merged", message))));
+        }
+        let unlisted = function.filter(|function| function.bound)?.unlisted.as_ref()?;
+        let message = format!("{unlisted} is in another network namespace: exclude it if it is lent to pods");
+        Some(word(wanted, Outcome::Unknown(Reason::new("NotVisible", message))))
     }
 
     fn lost_port(&self, round: &Round, name: &str, number: u32) -> bool {

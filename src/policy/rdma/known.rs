@@ -53,6 +53,14 @@ impl KnownGood {
         self.ports.iter().map(|((guid, port), place)| (*guid, *port, place))
     }
 
+    /// The PCI functions that they were seen on last.
+    pub fn functions(&self) -> Vec<String> {
+        let mut functions: Vec<String> = self.ports.values().filter_map(|place| place.pci.clone()).collect();
+        functions.sort_unstable();
+        functions.dedup();
+        functions
+    }
+
     /// Forgets devices in whose place another one sits now: a card that was replaced. Whether there was one.
     ///
     /// The place is the PCI address; names move on to the next card when one is missing.
@@ -98,6 +106,15 @@ mod tests {
         let new_card = Device { pci: first.pci, ..device("mlx5_1", 9, vec![]) };
         assert!(known.forget_replaced(&[&renamed, &new_card]));
         assert!(!known.has(1, 1) && known.has(2, 1));
+    }
+
+    #[test]
+    fn each_function_is_named_once() {
+        let mut known = KnownGood::default();
+        known.learn(1, 1, &device("mlx4_0", 1, vec![]));
+        known.learn(1, 2, &device("mlx4_0", 1, vec![]));
+        known.learn(2, 1, &Device { pci: None, ..device("rxe0", 2, vec![]) });
+        assert_eq!(known.functions(), ["0000:01:00.0"]);
     }
 
     #[test]

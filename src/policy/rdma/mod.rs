@@ -3,6 +3,7 @@
 pub mod fabric;
 pub mod gid;
 pub mod known;
+pub mod merged;
 pub mod port;
 pub mod rules;
 pub mod seen;

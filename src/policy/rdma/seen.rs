@@ -1,8 +1,10 @@
 //! What was read of devices and ports. One attribute that cannot be read is one thing unknown, and nothing else.
 
 use super::gid::GidFound;
+use super::merged::{Function, Seat};
 use super::rules::Rate;
 use super::selector::Identity;
+use crate::policy::round::Silence;
 
 /// One attribute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -180,14 +182,14 @@ pub enum Answer {
         /// Where it sits.
         pci: Option<String>,
     },
-    /// It did not answer in time.
+    /// It gave no answer.
     Silent {
         /// Its name.
         name: String,
         /// Where it sits.
         pci: Option<String>,
-        /// How many rounds in a row.
-        rounds: u32,
+        /// Why not.
+        silence: Silence,
     },
 }
 
@@ -221,6 +223,10 @@ pub struct Round {
     pub answers: Vec<Answer>,
     /// Network interfaces that carry a default route.
     pub default_route: Vec<String>,
+    /// PCI functions of known-good ports that have no device now.
+    pub functions: Vec<Function>,
+    /// With such functions: every device there is.
+    pub seats: Vec<Seat>,
 }
 
 #[cfg(test)]

@@ -219,8 +219,12 @@ fn show(map: &mut serde_json::Map<String, Value>, controller: &Controller, smart
         Smart::NotPermitted(reason) | Smart::Unread(reason) => {
             map.insert("smart".to_owned(), json!(reason.code));
         }
-        Smart::Silent(_) => {
-            map.insert("smart".to_owned(), json!("NotAnswering"));
+        Smart::Silent(silence) => {
+            let code = match silence {
+                Silence::TimeOuts(_) => "NotAnswering",
+                Silence::NoThread(_) => "NoThread",
+            };
+            map.insert("smart".to_owned(), json!(code));
         }
         Smart::NotAsked => {}
     }

@@ -63,7 +63,11 @@ impl Attributes {
 
     /// A longer file, as far as is needed.
     pub(super) fn bytes(&mut self, parts: &[&str]) -> Option<Vec<u8>> {
-        let mut bytes = vec![0; MAX_TABLE_BYTES];
+        self.bytes_within(parts, MAX_TABLE_BYTES)
+    }
+
+    pub(super) fn bytes_within(&mut self, parts: &[&str], most: usize) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; most];
         self.at(parts);
         let length = self.tree.read_bytes(&self.path, &mut bytes).ok()?;
         bytes.truncate(length);

@@ -29,6 +29,9 @@ pub(super) const fn roce(netdev: &'static str) -> Link {
     Link { layer: "Ethernet", rate: "100 Gb/sec (4X EDR)", netdev: Some(netdev), ..INFINIBAND }
 }
 
+/// The interfaces of a dual-port card.
+const CARD_NETDEVS: [&str; 2] = ["ens3f0np0", "ens3f1np1"];
+
 /// The numbers of `/dev/null`: the kernel opens it for us.
 const NULL: (u32, u32) = (1, 3);
 
@@ -111,6 +114,72 @@ impl Host {
         self.link(&format!("../../{pci}/infiniband_verbs/{verbs}"), &format!("sys/class/infiniband_verbs/{verbs}"));
         self.character_device(&verbs);
         pci
+    }
+
+    /// A dual-port card at `0000:03:00`, as its driver makes it: a function, a driver, an interface and an RDMA device each.
+    pub(super) fn dual_port_card() -> Self {
+        let host = Self::new();
+        for function in 0..2_u8 {
+            let pci = format!("devices/pci0000:00/0000:03:00.{function}");
+            let netdev = CARD_NETDEVS[usize::from(function)];
+            host.netdev(&pci, netdev, true);
+            host.link("../../../bus/pci/drivers/mlx5_core", &format!("sys/{pci}/driver"));
+            host.link(&format!("../../../{pci}"), &format!("sys/bus/pci/devices/0000:03:00.{function}"));
+            host.card_device(function, &format!("mlx5_{function}"), netdev);
+        }
+        host
+    }
+
+    /// The RDMA device of one function of that card; those of one function have one GUID.
+    pub(super) fn card_device(&self, function: u8, name: &str, netdev: &'static str) {
+        let pci = format!("devices/pci0000:00/0000:03:00.{function}");
+        let of = format!("{pci}/infiniband/{name}");
+        self.link(&format!("../../../0000:03:00.{function}"), &format!("sys/{of}/device"));
+        self.device(&of, name, function + 1, &[roce(netdev)]);
+        let verbs = format!("uverbs{function}");
+        self.write(&format!("sys/{pci}/infiniband_verbs/{verbs}/ibdev"), &format!("{name}\n"));
+        self.write(&format!("sys/{pci}/infiniband_verbs/{verbs}/dev"), "1:3\n");
+        self.link(&format!("../../{pci}/infiniband_verbs/{verbs}"), &format!("sys/class/infiniband_verbs/{verbs}"));
+        self.character_device(&verbs);
+    }
+
+    /// The function keeps its driver and its interface, and loses its RDMA device.
+    pub(super) fn remove_card_device(&self, function: u8, name: &str) {
+        let pci = format!("sys/devices/pci0000:00/0000:03:00.{function}");
+        self.remove(&format!("{pci}/infiniband"));
+        self.remove(&format!("{pci}/infiniband_verbs"));
+        self.remove(&format!("sys/class/infiniband/{name}"));
+        self.remove(&format!("sys/class/infiniband_verbs/uverbs{function}"));
+        drop(fs::remove_file(self.at(&format!("dev/infiniband/uverbs{function}"))));
+    }
+
+    /// Both interfaces of the card become members of `bond0`, and the driver makes one RDMA device of two, named `name`.
+    pub(super) fn form_lag(&self, name: &str) {
+        self.netdev("devices/virtual", "bond0", true);
+        self.write("sys/devices/virtual/net/bond0/bonding/mode", "802.3ad 4\n");
+        for function in 0..2_u8 {
+            let netdev = CARD_NETDEVS[usize::from(function)];
+            let pci = format!("devices/pci0000:00/0000:03:00.{function}");
+            self.link("../../../../virtual/net/bond0", &format!("sys/{pci}/net/{netdev}/master"));
+            self.link(
+                &format!("../../../{pci}/net/{netdev}"),
+                &format!("sys/devices/virtual/net/bond0/lower_{netdev}"),
+            );
+            self.remove_card_device(function, &format!("mlx5_{function}"));
+        }
+        self.card_device(0, name, "bond0");
+    }
+
+    /// The way back.
+    pub(super) fn dissolve_lag(&self, name: &str) {
+        self.remove_card_device(0, name);
+        for function in 0..2_u8 {
+            let netdev = CARD_NETDEVS[usize::from(function)];
+            self.remove(&format!("sys/devices/pci0000:00/0000:03:00.{function}/net/{netdev}/master"));
+            self.card_device(function, &format!("mlx5_{function}"), netdev);
+        }
+        self.remove("sys/class/net/bond0");
+        self.remove("sys/devices/virtual/net/bond0");
     }
 
     /// Soft-RoCE: no PCI, no `device`, a parent in words.

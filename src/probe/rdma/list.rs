@@ -1,11 +1,12 @@
 //! Which devices there are, and which of them are selected. Opens nothing of a device, but its GUID if a selector asks for it.
 
 use super::attributes::Attributes;
-use super::netdev;
+use super::{function, netdev};
 use crate::config::probes::RdmaSettings;
+use crate::policy::rdma::merged::{Function, Seat};
 use crate::policy::rdma::rules::RdmaRules;
 use crate::policy::rdma::seen::Listing;
-use crate::policy::rdma::selector::{Identity, Selector, parse_guid, parse_pci};
+use crate::policy::rdma::selector::{Identity, Selector, parse_guid};
 use crate::probe::tree::{Tree, is_absence};
 use std::io;
 
@@ -22,6 +23,8 @@ pub(super) struct Devices {
     pub(super) listing: Listing,
     pub(super) selected: Vec<Listed>,
     pub(super) default_route: Vec<String>,
+    pub(super) functions: Vec<Function>,
+    pub(super) seats: Vec<Seat>,
 }
 
 /// Whether the default route is looked up, too.
@@ -31,8 +34,15 @@ pub(super) enum Routes {
     Keep,
 }
 
-pub(super) fn look(settings: &RdmaSettings, routes: Routes) -> Devices {
-    let none = |listing| Devices { listing, selected: Vec::new(), default_route: Vec::new() };
+/// `known` are the PCI addresses of known-good ports: of those without a device it is looked up what became of them.
+pub(super) fn look(settings: &RdmaSettings, routes: Routes, known: &[String]) -> Devices {
+    let none = |listing| Devices {
+        listing,
+        selected: Vec::new(),
+        default_route: Vec::new(),
+        functions: Vec::new(),
+        seats: Vec::new(),
+    };
     let mut sysfs = match Tree::open(&settings.host.sysfs) {
         Ok(tree) => Attributes::new(tree),
         Err(error) => {
@@ -56,17 +66,24 @@ pub(super) fn look(settings: &RdmaSettings, routes: Routes) -> Devices {
     // Devices are folders, or links to them; a plain file is none.
     names.retain(|name| sysfs.links(&["class/infiniband", name]) || sysfs.has(&["class/infiniband", name, "."]));
     let listing = Listing::Devices(names.len());
-    let selected = names.into_iter().filter_map(|name| selected(&mut sysfs, &settings.rules, name)).collect();
+    let mut seats: Vec<Seat> =
+        names.into_iter().map(|name| Seat { pci: function::of_device(&mut sysfs, &name), name }).collect();
+    let selected = seats.iter().filter_map(|seat| selected(&mut sysfs, &settings.rules, seat)).collect();
+    let empty = known.iter().filter(|known| !seats.iter().any(|seat| seat.pci.as_ref() == Some(known)));
+    let functions: Vec<Function> = empty.filter_map(|address| function::look(&mut sysfs, address, &seats)).collect();
+    if functions.is_empty() {
+        seats.clear();
+    }
     let default_route = match (routes, Tree::open(&settings.host.proc)) {
         (Routes::Look, Ok(proc)) => netdev::of_default_route(&mut sysfs, &mut Attributes::new(proc)),
         (Routes::Look, Err(_)) | (Routes::Keep, _) => Vec::new(),
     };
-    Devices { listing, selected, default_route }
+    Devices { listing, selected, default_route, functions, seats }
 }
 
-fn selected(sysfs: &mut Attributes, rules: &RdmaRules, name: String) -> Option<Listed> {
-    let pci = pci(sysfs, &name);
-    let unread = Identity { name: &name, pci: pci.as_deref(), guid: None };
+fn selected(sysfs: &mut Attributes, rules: &RdmaRules, seat: &Seat) -> Option<Listed> {
+    let Seat { name, pci } = seat;
+    let unread = Identity { name, pci: pci.as_deref(), guid: None };
     let any = |selectors: &[Selector], identity: Identity<'_>| selectors.iter().any(|one| one.selects(identity));
     let has_guid = |selectors: &[Selector]| selectors.iter().any(|one| matches!(one, Selector::Guid(_)));
     if any(&rules.exclude, unread) {
@@ -74,7 +91,7 @@ fn selected(sysfs: &mut Attributes, rules: &RdmaRules, name: String) -> Option<L
     }
     let known = rules.devices.is_empty() || any(&rules.devices, unread);
     if has_guid(&rules.exclude) || !known && has_guid(&rules.devices) {
-        let guid = sysfs.parsed(&["class/infiniband", &name, "node_guid"], parse_guid).known().copied();
+        let guid = sysfs.parsed(&["class/infiniband", name, "node_guid"], parse_guid).known().copied();
         let identity = Identity { guid, ..unread };
         if any(&rules.exclude, identity) || !known && !any(&rules.devices, identity) {
             return None;
@@ -82,11 +99,5 @@ fn selected(sysfs: &mut Attributes, rules: &RdmaRules, name: String) -> Option<L
     } else if !known {
         return None;
     }
-    Some(Listed { name, pci })
-}
-
-/// By where the links lead; nothing is opened.
-fn pci(sysfs: &mut Attributes, name: &str) -> Option<String> {
-    let path = sysfs.link(&["class/infiniband", name]).or_else(|| sysfs.link(&["class/infiniband", name, "device"]))?;
-    path.rsplit('/').find_map(parse_pci)
+    Some(Listed { name: name.clone(), pci: pci.clone() })
 }

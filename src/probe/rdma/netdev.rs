@@ -2,9 +2,16 @@
 
 use crate::policy::rdma::seen::{Attr, Netdev};
 use crate::probe::rdma::attributes::Attributes;
+use std::collections::BTreeSet;
 
 /// Interfaces are no part of the kernel's table beyond this entry; the first are those of the port itself.
 const NAMED_WITHIN: u32 = 4;
+
+/// About two thousand interfaces.
+const MAX_INTERFACES_BYTES: usize = 256 * 1024;
+
+/// How often it is looked whether the routes are of the same namespace.
+const NAMESPACE_LOOKS: u32 = 3;
 
 /// The lowest bit of an interface's flags: its administrator wants it up.
 const IFF_UP: u32 = 1;
@@ -86,14 +93,39 @@ fn by_folder(tree: &mut Attributes, device: &str, port: u32) -> Option<String> {
     }
 }
 
+/// The indices of the interfaces, of those above them (a bond, a VLAN, a bridge) and of those below.
+///
+/// Not of what else lies below those above: a bridge has the interfaces of all pods.
+pub(super) fn indices(tree: &mut Attributes, names: &BTreeSet<String>) -> BTreeSet<u32> {
+    let mut found: BTreeSet<String> = BTreeSet::new();
+    for direction in ["upper_", "lower_"] {
+        let mut ahead: Vec<String> = names.iter().cloned().collect();
+        let mut seen: BTreeSet<String> = BTreeSet::new();
+        while let Some(name) = ahead.pop() {
+            let entries = tree.list(&["class/net", &name]);
+            ahead.extend(entries.iter().filter_map(|entry| entry.strip_prefix(direction)).map(str::to_owned));
+            ahead.retain(|name| !seen.contains(name));
+            seen.insert(name);
+        }
+        found.extend(seen);
+    }
+    let index = |name: &String| tree.text(&["class/net", name, "ifindex"]).known().and_then(|text| text.parse().ok());
+    found.iter().filter_map(index).collect()
+}
+
 /// As the kernel allows them.
 fn is_name(text: &str) -> bool {
     !text.is_empty() && text.len() < 16 && !text.contains(['/', ':']) && !text.contains(char::is_whitespace)
 }
 
-/// Interfaces that a default route goes through, and those that lie under them.
+/// Interfaces that a default route goes through, and those that lie under them; none if the routes are another network
+/// namespace's than the interfaces of `sysfs`, as a pod's own `/proc` beside the host's `/sys` has them.
 pub(super) fn of_default_route(sysfs: &mut Attributes, proc: &mut Attributes) -> Vec<String> {
     let mut names = Vec::new();
+    // Pods come and go while it is looked at.
+    if !(0..NAMESPACE_LOOKS).any(|_| is_one_namespace(sysfs, proc)) {
+        return names;
+    }
     let mut table = |parts: [&[&str]; 2], default: fn(&str) -> Option<&str>| {
         let bytes = parts.into_iter().find_map(|parts| proc.bytes(parts)).unwrap_or_default();
         for line in String::from_utf8_lossy(&bytes).lines() {
@@ -120,6 +152,26 @@ pub(super) fn of_default_route(sysfs: &mut Attributes, proc: &mut Attributes) ->
         at += 1;
     }
     names
+}
+
+/// Whether each interface of `sysfs` is in the table that stands beside the routes. Names that are in both alone prove nothing: every
+/// pod has an `eth0`.
+fn is_one_namespace(sysfs: &mut Attributes, proc: &mut Attributes) -> bool {
+    let mut table = || {
+        let bytes =
+            [["1/net/dev"], ["net/dev"]].iter().find_map(|parts| proc.bytes_within(parts, MAX_INTERFACES_BYTES))?;
+        let whole = bytes.len() < MAX_INTERFACES_BYTES;
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let names = text.lines().filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned()));
+        whole.then(|| names.collect::<BTreeSet<String>>())
+    };
+    // What comes meanwhile is in the second, and what goes in the first.
+    let before = table();
+    let listed = sysfs.list(&["class/net"]);
+    // A trace has no such table, and no pod has so many interfaces that it is cut.
+    let (Some(before), Some(after)) = (before, table()) else { return true };
+    // A plain file, such as `bonding_masters`, is no interface.
+    listed.iter().all(|name| before.contains(name) || after.contains(name) || !sysfs.links(&["class/net", name]))
 }
 
 /// `eth0 00000000 0102A8C0 0003 0 0 100 00000000 …`: interface, destination, gateway, flags, …, mask.

@@ -18,8 +18,8 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 const LONG: Duration = Duration::from_secs(30);
 
 pub(super) struct Bed {
-    host: Host,
-    probe: Rdma,
+    pub(super) host: Host,
+    pub(super) probe: Rdma,
     now: Instant,
 }
 
@@ -36,7 +36,7 @@ fn probe_of(host: &Host, mut rules: RdmaRules) -> Rdma {
 }
 
 impl Bed {
-    fn new(host: Host, rules: RdmaRules) -> Self {
+    pub(super) fn new(host: Host, rules: RdmaRules) -> Self {
         let probe = probe_of(&host, rules);
         Self { host, probe, now: crate::policy::some_instant() }
     }
@@ -52,7 +52,7 @@ impl Bed {
     }
 
     /// `failure PortDown hard`
-    async fn says(&mut self) -> String {
+    pub(super) async fn says(&mut self) -> String {
         let outcome = self.outcome().await;
         let severity = match &outcome {
             Outcome::Failure(_, Severity::Hard) => " hard",
@@ -63,13 +63,24 @@ impl Bed {
         format!("{}{code}{severity}", outcome.name())
     }
 
-    fn seen(&self, port: &str, key: &str) -> Value {
+    pub(super) fn seen(&self, port: &str, key: &str) -> Value {
         let observed = self.probe.observed().unwrap();
         observed.get(port).unwrap_or_else(|| panic!("{port}: {observed:?}")).get(key).cloned().unwrap_or(Value::Null)
     }
 
-    fn set(&self, device: &str, attribute: &str, text: &str) {
+    pub(super) fn set(&self, device: &str, attribute: &str, text: &str) {
         self.host.write(&self.host.port(device, 1, attribute), text);
+    }
+}
+
+#[tokio::test]
+async fn a_device_without_a_thread_is_unknown_and_never_a_failure() {
+    let mut bed = Bed::all(Host::rails(2));
+    assert_eq!(bed.says().await, "success");
+    bed.probe.devices.get_mut("mlx5_1").unwrap().lose_its_thread();
+    for _ in 0..5 {
+        assert_eq!(bed.says().await, "unknown NoThread");
+        assert_eq!(bed.seen("mlx5_0/1", "outcome"), json!("success"));
     }
 }
 
@@ -314,6 +325,29 @@ async fn a_virtual_function_is_seen_as_one() {
         (bed.seen("mlx5_2/1", "reason"), bed.seen("mlx5_2/1", "virtualFunction")),
         (json!("NotRequired"), json!(true))
     );
+}
+
+#[tokio::test]
+async fn a_pods_own_routes_do_not_exempt_the_hosts_port_of_that_name() {
+    const HEAD: &str = "Inter-|   Receive  |  Transmit\n face |bytes packets |bytes packets\n";
+    for (interfaces, failed) in [("eth0 eth1 lo", false), ("lo eth0", true)] {
+        let host = Host::new();
+        let pci = host.pci_device("mlx5_0", 1, &[roce("eth0")]);
+        host.netdev(&pci, "eth0", true);
+        let pci = host.pci_device("mlx5_1", 2, &[roce("eth1")]);
+        host.netdev(&pci, "eth1", true);
+        let rows: String = interfaces.split(' ').map(|name| format!("{name:>6}: 0 0 0 0\n")).collect();
+        host.write("proc/1/net/dev", &format!("{HEAD}{rows}"));
+        host.write(
+            "proc/1/net/route",
+            "Iface\tDestination\neth0\t00000000\t0102A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n",
+        );
+        let mut bed = Bed::all(host);
+        assert_eq!(bed.says().await, "success");
+        bed.set("mlx5_0", "state", "1: DOWN\n");
+        bed.set("mlx5_0", "phys_state", "2: Polling\n");
+        assert_eq!(bed.says().await == "failure PortDown hard", failed, "{interfaces}");
+    }
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@ use crate::policy::group::Require;
 use crate::policy::rdma::known::Place;
 use crate::policy::rdma::port::tests::{device, port};
 use crate::policy::rdma::seen::{LinkLayer, Netdev, Verbs};
+use crate::policy::round::Silence;
 use crate::policy::some_instant;
 use std::num::NonZeroU32;
 
@@ -24,15 +25,21 @@ fn down(name: &str, guid: u64) -> Answer {
 }
 
 fn silent(name: &str, guid: u64, rounds: u32) -> Answer {
-    Answer::Silent { name: name.into(), pci: Some(format!("0000:{guid:02x}:00.0")), rounds }
+    Answer::Silent { name: name.into(), pci: Some(format!("0000:{guid:02x}:00.0")), silence: Silence::TimeOuts(rounds) }
 }
 
 fn round(answers: Vec<Answer>) -> Round {
-    Round { listing: Listing::Devices(answers.len()), answers, default_route: Vec::new() }
+    Round { listing: Listing::Devices(answers.len()), answers, ..no_class() }
 }
 
 fn no_class() -> Round {
-    Round { listing: Listing::NoClass, answers: Vec::new(), default_route: Vec::new() }
+    Round {
+        listing: Listing::NoClass,
+        answers: Vec::new(),
+        default_route: Vec::new(),
+        functions: Vec::new(),
+        seats: Vec::new(),
+    }
 }
 
 struct Bed {
@@ -348,7 +355,7 @@ fn ten_flaps_give_ten_verdicts() {
 fn a_list_that_cannot_be_read_is_unknown() {
     let mut bed = Bed::new(rules(&["mlx5_0"]));
     bed.judge(&round(vec![up("mlx5_0", 1)]));
-    let unreadable = Round { listing: Listing::Unreadable("EIO".into()), answers: vec![], default_route: vec![] };
+    let unreadable = Round { listing: Listing::Unreadable("EIO".into()), ..no_class() };
     assert_eq!(bed.says(&unreadable), "unknown NotVisible");
 }
 
