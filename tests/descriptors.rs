@@ -1,4 +1,4 @@
-//! What goes on when this process has no descriptor left. Alone in its process, as the limit is everybody's.
+//! What goes on when this process has no descriptor left. One test, alone in its process: the limit is everybody's.
 
 #![allow(clippy::allow_attributes, clippy::unwrap_used, reason = "a test may panic")]
 
@@ -8,12 +8,9 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
-use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::timeout;
 
 const LONG: Duration = Duration::from_secs(60);
-
-static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
 /// No new descriptor until it is dropped.
 struct NoneLeft(Rlimit);
@@ -32,13 +29,13 @@ impl Drop for NoneLeft {
     }
 }
 
-async fn alone() -> MutexGuard<'static, ()> {
-    ONE_AT_A_TIME.lock().await
+#[tokio::test]
+async fn connections_live_on_and_callers_wait_while_no_descriptor_is_left() {
+    a_connection_without_room_lives_on().await;
+    a_caller_is_accepted_later().await;
 }
 
-#[tokio::test]
-async fn a_connection_without_room_lives_on_when_no_descriptor_is_left() {
-    let _alone = alone().await;
+async fn a_connection_without_room_lives_on() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     for stream in [&ours, &theirs] {
         stream.set_nonblocking(true).unwrap();
@@ -52,9 +49,7 @@ async fn a_connection_without_room_lives_on_when_no_descriptor_is_left() {
     assert!(read == all);
 }
 
-#[tokio::test]
-async fn a_connection_that_cannot_be_accepted_is_told_of_each_time_and_accepted_later() {
-    let _alone = alone().await;
+async fn a_caller_is_accepted_later() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("s");
     let listener = Acceptor::new(UnixListener::bind(&path).unwrap()).unwrap();
