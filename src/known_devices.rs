@@ -23,6 +23,8 @@ pub type Devices = BTreeMap<String, Good>;
 #[derive(Debug, Clone, Default)]
 pub struct KnownDevices {
     known: Arc<Mutex<Known>>,
+    /// Held from the look at what is known until it is written: each probe writes from a lane of its own, and the last must have all.
+    saving: Arc<Mutex<()>>,
     file: Option<KeptFile>,
     boot_id: Option<String>,
 }
@@ -92,7 +94,7 @@ impl KnownDevices {
     /// Nothing is known yet; it will be kept in `folder`.
     pub fn afresh(folder: &Path, driver: &str, proc_root: &Path) -> Self {
         let file = KeptFile::new(folder.join(format!("{driver}-warden-devices.json")), MAX_BYTES);
-        Self { known: Arc::default(), file: Some(file), boot_id: boot_id(proc_root) }
+        Self { file: Some(file), boot_id: boot_id(proc_root), ..Self::default() }
     }
 
     /// Within this process only.
@@ -152,6 +154,7 @@ impl KnownOf {
         let Some(file) = &self.all.file else { return Ok(()) };
         let boot_id = self.all.boot_id.clone();
         let boot_id = boot_id.ok_or_else(|| io::Error::other("the boot's ID is unknown"))?;
+        let _saving = self.all.saving.lock().unwrap_or_else(PoisonError::into_inner);
         let probes = self.all.lock().now.iter().map(|(probe, of)| (probe.clone(), of.into())).collect();
         let text = serde_json::to_vec_pretty(&Written { schema: SCHEMA, boot_id, probes }).map_err(io::Error::other)?;
         if u64::try_from(text.len()).is_ok_and(|length| length > MAX_BYTES) {
@@ -218,6 +221,27 @@ mod tests {
             fs::write(drives.path().unwrap(), odd).unwrap();
             assert!(load().unwrap_err().to_string().contains("set aside"), "{odd}");
             assert!(!drives.path().unwrap().exists());
+        }
+    }
+
+    #[test]
+    fn what_two_probes_learn_at_once_is_kept_of_both() {
+        let folder = tempfile::tempdir().unwrap();
+        boot(folder.path(), "first");
+        let load = || KnownDevices::load(folder.path(), "x.example.com", folder.path()).unwrap();
+        let all = load();
+        let probes = ["drives", "cards"].map(|probe| all.of(probe, String::new()));
+        for number in 0..300 {
+            let known = Devices::from([("a".to_owned(), Good { name: format!("{number}"), pci: None })]);
+            std::thread::scope(|scope| {
+                for probe in &probes {
+                    scope.spawn(|| probe.learn(known.iter()).then(|| probe.save().unwrap()));
+                }
+            });
+            let kept = load();
+            for probe in ["drives", "cards"] {
+                assert_eq!(kept.of(probe, String::new()).devices(), known, "{probe} after {number}");
+            }
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::policy::fence_override::{Clocks, Forced, Order, Override, left};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// The form's version. A file of another version is set aside.
@@ -22,8 +23,9 @@ pub struct OverrideFile {
     file: KeptFile,
     driver: String,
     boot_id: Option<String>,
-    /// What we wrote last: another agent's word is not removed.
-    ours: Option<Version>,
+    /// What we took over or wrote last: another agent's word is not removed. Shared by clones, as a write that nobody waits for
+    /// any more may still be done.
+    ours: Arc<Mutex<Option<Version>>>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -46,7 +48,7 @@ impl OverrideFile {
     /// The file for `driver` in `folder`.
     pub fn new(folder: &Path, driver: &str, proc_root: &Path) -> Self {
         let file = KeptFile::new(folder.join(format!("{driver}-warden-override.json")), MAX_BYTES);
-        Self { file, driver: driver.to_owned(), boot_id: boot_id(proc_root), ours: None }
+        Self { file, driver: driver.to_owned(), boot_id: boot_id(proc_root), ours: Arc::default() }
     }
 
     /// The file's path.
@@ -54,13 +56,16 @@ impl OverrideFile {
         self.file.path()
     }
 
-    /// The word that holds at `now`, if there is one.
+    /// The word that holds at `now`, if there is one. It is ours from then on.
     ///
     /// # Errors
     /// When something is there that is not a file of ours. It is set aside; the caller goes on without.
     pub fn load(&self, now: Instant) -> Result<Option<Override>, LoadError> {
+        let version = self.file.version();
         let word = self.judge(now, clocks())?;
-        if word.is_none() {
+        if word.is_some() {
+            *self.ours() = version;
+        } else {
             // It is over. One that stays is over the next time, too.
             drop(self.file.remove());
         }
@@ -70,7 +75,12 @@ impl OverrideFile {
     /// The word that another agent left since we wrote; `None` if none has written or removed anything.
     pub fn of_another(&self, now: Instant) -> Option<Option<Override>> {
         let _lock = self.file.lock();
-        if self.file.version() == self.ours { None } else { self.load(now).ok() }
+        let known = *self.ours();
+        if self.file.version() == known { None } else { self.load(now).ok() }
+    }
+
+    fn ours(&self) -> MutexGuard<'_, Option<Version>> {
+        self.ours.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn judge(&self, now: Instant, clocks: Clocks) -> Result<Option<Override>, LoadError> {
@@ -107,21 +117,22 @@ impl OverrideFile {
     ///
     /// # Errors
     /// The operating system's.
-    pub fn keep(&mut self, word: Option<&Override>, now: Instant) -> io::Result<()> {
+    pub fn keep(&self, word: Option<&Override>, now: Instant) -> io::Result<()> {
         let _lock = self.file.lock();
         match word {
             Some(word) => self.write(word, now, clocks()),
             None => {
-                if self.ours.is_some() && self.file.version() == self.ours {
+                let known = *self.ours();
+                if known.is_some() && self.file.version() == known {
                     self.file.remove()?;
                 }
-                self.ours = None;
+                *self.ours() = None;
                 Ok(())
             }
         }
     }
 
-    fn write(&mut self, word: &Override, now: Instant, clocks: Clocks) -> io::Result<()> {
+    fn write(&self, word: &Override, now: Instant, clocks: Clocks) -> io::Result<()> {
         let until = clocks.after(word.until.saturating_duration_since(now));
         let written = Written {
             schema: SCHEMA,
@@ -137,7 +148,7 @@ impl OverrideFile {
             until_unix_seconds: until.wall.as_secs_f64(),
         };
         self.file.replace(&serde_json::to_vec_pretty(&written).map_err(io::Error::other)?)?;
-        self.ours = self.file.version();
+        *self.ours() = self.file.version();
         Ok(())
     }
 }
@@ -184,7 +195,7 @@ mod tests {
     fn a_word_comes_back_as_it_was_until_it_is_over_or_taken_back() {
         let (bed, now) = (Bed::new(), some_instant());
         let given = word(Forced::Off, HOUR, now);
-        let mut file = bed.file();
+        let file = bed.file();
         file.keep(Some(&given), now).unwrap();
         for boot in ["first", "second"] {
             bed.boot(boot);
@@ -218,16 +229,28 @@ mod tests {
         assert_eq!(left(at(60, 1_800_003_600)), None);
     }
 
+    /// As on a disk that is full: what is there can be removed, and nothing written.
+    #[test]
+    fn a_word_of_the_run_before_can_be_taken_back_though_nothing_was_written() {
+        let (bed, now) = (Bed::new(), some_instant());
+        bed.file().keep(Some(&word(Forced::Off, HOUR, now)), now).unwrap();
+        let file = bed.file();
+        assert!(file.load(now).unwrap().is_some());
+        assert_eq!(file.of_another(now), None);
+        file.keep(None, now).unwrap();
+        assert!(!file.path().exists());
+    }
+
     #[test]
     fn another_agents_word_is_not_removed() {
         let (bed, now) = (Bed::new(), some_instant());
-        let (mut old, mut new) = (bed.file(), bed.file());
+        let (old, new) = (bed.file(), bed.file());
         old.keep(Some(&word(Forced::On, HOUR, now)), now).unwrap();
         new.keep(Some(&word(Forced::Off, HOUR, now)), now).unwrap();
         assert_eq!(new.of_another(now), None);
-        assert_eq!(old.of_another(now).unwrap().unwrap().forced, Forced::Off);
         old.keep(None, now).unwrap();
-        assert_eq!(bed.file().load(now).unwrap().unwrap().forced, Forced::Off);
+        assert_eq!(old.of_another(now).unwrap().unwrap().forced, Forced::Off);
+        assert_eq!(old.of_another(now), None, "heard, and ours now");
         old.keep(Some(&word(Forced::On, HOUR, now)), now).unwrap();
         fs::remove_file(new.path()).unwrap();
         assert_eq!(old.of_another(now), Some(None), "taken back there");

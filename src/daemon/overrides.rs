@@ -30,7 +30,7 @@ impl Overrides {
         Self { file, written: None, failed: None, lane: Lane::new("override"), quiet: Quiet::default() }
     }
 
-    /// The word that the run before left. What is kept is ours with the first [`Self::keep`].
+    /// The word that the run before left.
     pub(super) fn load(file: &OverrideFile, now: Instant) -> Option<Override> {
         match file.load(now.into_std()) {
             Ok(Some(word)) => {
@@ -48,8 +48,8 @@ impl Overrides {
     /// Writes `word` down if it is not what is written; what went wrong, for whoever gave it. Waits for the file system, for a while.
     pub(super) async fn keep(&mut self, word: Option<&Override>) -> Option<String> {
         let Some(file) = &self.file else { return None };
-        if self.written.as_ref() == word {
-            self.failed = None;
+        // After a failure nobody knows what is written, or will be.
+        if self.failed.is_none() && self.written.as_ref() == word {
             return None;
         }
         let now = Instant::now();
@@ -59,21 +59,17 @@ impl Overrides {
         {
             return Some(trouble.clone());
         }
-        let (mut file, word) = (file.clone(), word.cloned());
+        let (keeper, path, word) = (file.clone(), file.path().to_owned(), word.cloned());
         let kept = word.clone();
-        let saved = self.lane.run(WRITE_TIMEOUT, move || {
-            let saved = file.keep(kept.as_ref(), now.into_std());
-            (file, saved)
-        });
-        let trouble = match saved.await {
-            Ok((file, Ok(()))) => {
+        let trouble = match self.lane.run(WRITE_TIMEOUT, move || keeper.keep(kept.as_ref(), now.into_std())).await {
+            Ok(Ok(())) => {
                 if self.quiet.end() {
-                    info!(state.path = %file.path().display(), "the operator's override is kept again");
+                    info!(state.path = %path.display(), "the operator's override is kept again");
                 }
-                (self.file, self.written, self.failed) = (Some(file), word, None);
+                (self.written, self.failed) = (word, None);
                 return None;
             }
-            Ok((_, Err(error))) => error.to_string(),
+            Ok(Err(error)) => error.to_string(),
             Err(_abandoned) => format!("no answer from its file system within {WRITE_TIMEOUT:?}"),
         };
         if self.quiet.begin_or_repeat(&trouble, now) {
@@ -105,4 +101,31 @@ fn tell(word: &Override, now: Instant) {
         left = ?word.until.saturating_duration_since(now.into_std()),
         "override kept from before the restart: an operator decides about the fence"
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kept_file::KeptFile;
+    use crate::policy::fence_override::{Forced, Order};
+
+    /// The file system is slow by a stranger's hold of the folder; the paused clock does not wait for it.
+    #[tokio::test(start_paused = true)]
+    async fn a_word_that_is_written_after_all_can_still_be_taken_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = OverrideFile::new(folder.path(), "x.example.com", folder.path());
+        let now = Instant::now();
+        let word = Override::new(Forced::Off, Duration::from_secs(3600), "swap", Order::default(), now.into_std());
+        let mut overrides = Overrides::new(Some(file.clone()));
+        let held = KeptFile::new(folder.path().join("x"), 1).lock();
+        assert!(overrides.keep(Some(&word.unwrap())).await.unwrap().contains("no answer"));
+        drop(held);
+        tokio::time::resume();
+        while overrides.lane.is_busy() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(file.path().exists(), "nobody waited for it, and it is there");
+        assert_eq!(overrides.keep(None).await, None);
+        assert!(!file.path().exists());
+    }
 }

@@ -4,15 +4,21 @@
 
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
+use std::future::Future;
 use std::io::{self, IoSlice, Read as _, Write as _};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::{UnixListener as StdListener, UnixStream as Std};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::UnixListener;
+use tokio::time::{Sleep, sleep};
+
+/// Between two tries to write while there is no second descriptor to be had.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// See the file's head.
 #[derive(Debug)]
@@ -20,6 +26,8 @@ pub struct ReadDriven {
     stream: AsyncFd<Std>,
     /// A second descriptor of the same socket, while the first had no room.
     room: Option<AsyncFd<Std>>,
+    /// In its place while this process has no descriptor left: calls under way must not end for that.
+    pause: Option<Pin<Box<Sleep>>>,
 }
 
 impl ReadDriven {
@@ -28,7 +36,7 @@ impl ReadDriven {
     /// # Errors
     /// Those of a registration with the poller.
     pub fn new(stream: Std) -> io::Result<Self> {
-        Ok(Self { stream: registered(stream, Interest::READABLE)?, room: None })
+        Ok(Self { stream: registered(stream, Interest::READABLE)?, room: None, pause: None })
     }
 
     fn write(&mut self, context: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
@@ -36,12 +44,19 @@ impl ReadDriven {
             if let Some(room) = &self.room {
                 ready!(room.poll_write_ready(context))?.clear_ready();
             }
+            if let Some(pause) = &mut self.pause {
+                ready!(pause.as_mut().poll(context));
+                self.pause = None;
+            }
             match self.stream.get_ref().write_vectored(slices) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     if self.room.is_none() {
-                        let again = self.stream.get_ref().try_clone()?;
-                        self.room = Some(registered(again, Interest::WRITABLE)?);
+                        let again = self.stream.get_ref().try_clone();
+                        match again.and_then(|again| registered(again, Interest::WRITABLE)) {
+                            Ok(room) => self.room = Some(room),
+                            Err(_out_of_descriptors) => self.pause = Some(Box::pin(sleep(PAUSE))),
+                        }
                     }
                 }
                 written => {

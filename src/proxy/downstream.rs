@@ -61,8 +61,9 @@ pub(super) async fn serve<F>(
                 connection.graceful_shutdown();
                 continue;
             }
-            () = async { sleep(LAST_WORDS).await }, if stopping && Arc::strong_count(&calls) == 1 => return,
+            // Before the end: after a pause of this process both may be there.
             accepted = connection.accept() => accepted,
+            () = async { sleep(LAST_WORDS).await }, if stopping && Arc::strong_count(&calls) == 1 => return,
         };
         match accepted {
             Some(Ok((request, respond))) => {
@@ -84,4 +85,49 @@ pub(super) async fn serve<F>(
     // What the driver did to us, we do to the caller; what others had in full still leaves.
     connection.abrupt_shutdown(Reason::NO_ERROR);
     drop(timeout(LAST_WORDS, poll_fn(|context| connection.poll_closed(context))).await);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+    use tokio::time::advance;
+
+    /// A client's beginning, and one call: POST, http, `/x/y`, authority `h`.
+    const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    const CALL: &[u8] = b"\0\0\x0b\x01\x05\0\0\0\x01\x83\x86\x44\x04/x/y\x41\x01h";
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_was_sent_before_the_last_moment_is_taken() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let (parts, stop) = (Parts::new(CancellationToken::new()), CancellationToken::new());
+        let (ended, taken) = (CancellationToken::new(), CancellationToken::new());
+        let tell = taken.clone();
+        let serving = serve(ReadDriven::new(ours).unwrap(), parts.clone(), stop.clone(), move |_, _| {
+            tell.cancel();
+            std::future::pending()
+        });
+        theirs.write_all(HELLO).unwrap();
+        let guard = ended.clone().drop_guard();
+        drop(parts.spawn_connection(async move {
+            let _guard = guard;
+            serving.await;
+        }));
+        for _ in 0..20 {
+            advance(Duration::from_millis(10)).await;
+        }
+        stop.cancel();
+        for _ in 0..20 {
+            advance(Duration::from_millis(10)).await;
+        }
+        // As if this process stood still meanwhile.
+        theirs.write_all(CALL).unwrap();
+        advance(LAST_WORDS).await;
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+        assert!(taken.is_cancelled() && !ended.is_cancelled(), "the connection ended under a call");
+    }
 }

@@ -1,13 +1,18 @@
 //! Connections of callers on which no call is under way: so many at a time. Beyond that the one that is idle for longest is told to
-//! go; one with a call never is.
+//! go, once that is a while; one with a call never is.
 
 use rustix::process::{Resource, getrlimit};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// The kubelet leaves none idle, it opens one for each call. Far more than callers that keep some, and some MB.
 const MOST: usize = 1024;
+
+/// Until then its first call, or the next, may be on its way: of a burst of connections none is to lose its call.
+const CALL_MAY_COME: Duration = Duration::from_secs(3);
 
 /// Which part of the descriptors that we may have idle connections can take.
 const PART: u64 = 4;
@@ -25,8 +30,14 @@ struct Shared {
 /// By the order in which they became idle.
 #[derive(Debug, Default)]
 struct Waiting {
-    connections: BTreeMap<u64, CancellationToken>,
+    connections: BTreeMap<u64, Waits>,
     next: u64,
+}
+
+#[derive(Debug)]
+struct Waits {
+    since: Instant,
+    go: CancellationToken,
 }
 
 /// One connection, from its beginning to its end. Clones are the same one.
@@ -69,8 +80,25 @@ impl Idle {
         connection
     }
 
+    /// Tells those to go that are too many, if they have been idle for a while. To be called now and then: each connection that becomes
+    /// idle asks, too, but after the last of a burst none may come.
+    pub(super) fn shed(&self) {
+        self.waiting().shed(self.0.most);
+    }
+
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
         self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Waiting {
+    fn shed(&mut self, most: usize) {
+        while self.connections.len() > most
+            && let Some(longest) = self.connections.first_entry()
+            && longest.get().since.elapsed() >= CALL_MAY_COME
+        {
+            longest.remove().go.cancel();
+        }
     }
 }
 
@@ -89,13 +117,9 @@ impl Connection {
         let (idle, mut waiting) = (&self.0.idle, self.0.idle.waiting());
         let number = waiting.next;
         waiting.next += 1;
-        waiting.connections.insert(number, self.0.go.clone());
+        waiting.connections.insert(number, Waits { since: Instant::now(), go: self.0.go.clone() });
         state.number = Some(number);
-        if waiting.connections.len() > idle.0.most
-            && let Some((_, longest)) = waiting.connections.pop_first()
-        {
-            longest.cancel();
-        }
+        waiting.shed(idle.0.most);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -124,9 +148,10 @@ impl Drop for Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::time::advance;
 
-    #[test]
-    fn the_longest_idle_goes_and_one_with_a_call_never() {
+    #[tokio::test(start_paused = true)]
+    async fn the_longest_idle_goes_and_one_with_a_call_never() {
         let idle = Idle::of(2);
         let enter = || {
             let go = CancellationToken::new();
@@ -136,6 +161,7 @@ mod tests {
         let calls = [busy.call(), busy.call()];
         let (first, of_first) = enter();
         let (_second, of_second) = enter();
+        advance(CALL_MAY_COME).await;
         assert!(!of_first.is_cancelled());
         // Idle anew, and so no longer for the longest time.
         drop(first.call());
@@ -146,10 +172,30 @@ mod tests {
         drop(one);
         assert_eq!(idle.waiting().connections.len(), 1, "the first; the busy one has a call left");
         drop(other);
+        advance(CALL_MAY_COME).await;
         let _fourth = enter();
         assert!(of_first.is_cancelled() && !of_busy.is_cancelled());
         drop(first);
         assert_eq!(idle.waiting().connections.len(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_a_burst_none_goes_before_its_call_can_have_come() {
+        let idle = Idle::of(2);
+        let burst = [(); 5].map(|()| {
+            let go = CancellationToken::new();
+            (idle.enter(go.clone()), go)
+        });
+        let gone = || burst.iter().filter(|(_, go)| go.is_cancelled()).count();
+        advance(CALL_MAY_COME - Duration::from_millis(1)).await;
+        idle.shed();
+        assert_eq!(gone(), 0);
+        let call = burst[0].0.call();
+        advance(Duration::from_millis(1)).await;
+        idle.shed();
+        assert_eq!(gone(), 2, "of four that are idle");
+        drop(call);
+        assert!(!burst[0].1.is_cancelled());
     }
 
     #[test]

@@ -101,7 +101,10 @@ impl Proxy {
                 tokio::select! {
                     biased;
                     () = stop.cancelled() => break,
-                    _ = looks.tick() => keep(&mut place, callers.gate.volumes(), &mut lost).await,
+                    _ = looks.tick() => {
+                        callers.idle.shed();
+                        keep(&mut place, callers.gate.volumes(), &mut lost).await;
+                    }
                     accepted = place.accept() => match accepted {
                         Ok(stream) => {
                             quiet.end();
@@ -111,6 +114,7 @@ impl Proxy {
                             if quiet.begin_or_repeat(&error.to_string(), Instant::now()) {
                                 warn!(error = &error as &dyn std::error::Error, "cannot accept a connection on the proxy socket");
                             }
+                            callers.idle.shed();
                             tokio::time::sleep(ACCEPT_PAUSE).await;
                         }
                     },
