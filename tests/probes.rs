@@ -7,6 +7,7 @@ mod bed;
 use bed::{Agent, Bed, eventually};
 use serde_json::{Value, json};
 use std::fs;
+use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -290,6 +291,39 @@ async fn sigterm_in_the_middle_kills_the_commands() {
         let gone = || !Path::new("/proc").join(&pid).exists() || is_zombie(&pid);
         eventually("the command is gone", gone).await;
         fs::remove_file(&pid_file).unwrap();
+    }
+}
+
+/// Holds a write lease on a program: whoever starts it waits, says so here, and gets it a moment later.
+const LEASE: &str = "use Fcntl; $| = 1; my $set_lease = 1024; open(my $file, '<', $ARGV[0]) or die $!; \
+    $SIG{IO} = sub { print 'a'; select(undef, undef, undef, 0.3); fcntl($file, $set_lease, F_UNLCK); exit }; \
+    for (1..100) { if (fcntl($file, $set_lease, F_WRLCK)) { print 'h'; sleep 60 while 1 } select(undef, undef, undef, 0.05) } die $!";
+
+#[tokio::test]
+#[expect(clippy::print_stderr, reason = "a test that tests nothing says so")]
+async fn a_command_that_is_being_started_at_the_end_does_not_outlive_it() {
+    let bed = Bed::new();
+    let program = bed.at("program");
+    fs::copy("/bin/sleep", &program).unwrap();
+    let mut holder = Command::new("perl");
+    holder.args(["-e", LEASE]).arg(&program).stdout(Stdio::piped());
+    let Ok(mut holder) = holder.spawn() else { return eprintln!("SKIPPED: there is no perl to hold a lease") };
+    let mut told = holder.stdout.take().unwrap();
+    let mut next = || told.read_exact(&mut [0]).is_ok();
+    if !next() {
+        holder.wait().unwrap();
+        return eprintln!("SKIPPED: no lease on {}", program.display());
+    }
+    let mut prober =
+        Agent::start(probe(&["--timeout=20s", "--", program.to_str().unwrap(), "60"]), bed.at("probe.log"));
+    assert!(next(), "the program is wanted");
+    prober.terminate().await;
+    holder.wait().unwrap();
+    let runs = |entry: fs::DirEntry| fs::read_link(entry.path().join("exe")).is_ok_and(|exe| exe == program);
+    let left = || fs::read_dir("/proc").unwrap().flatten().filter(|entry| entry.file_name() != "self").any(runs);
+    for _ in 0..20 {
+        assert!(!left(), "it outlived who started it");
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 

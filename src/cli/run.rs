@@ -9,6 +9,7 @@ use crate::config::go_integer::integer;
 use crate::config::paths::{state_folder, unix_path};
 use crate::config::probes::HostTree;
 use crate::config::settings::Typed;
+use crate::probe::exec::wait_for_starts;
 use crate::{daemon, shutdown, telemetry};
 use anyhow::Context;
 use clap::{CommandFactory, Parser};
@@ -200,6 +201,7 @@ fn run(program: &OsStr, given: &Given) -> anyhow::Result<()> {
     let result = runtime.block_on(async { daemon::run(settings, shutdown::on_signal()?).await });
     // A lane may sit in the kernel for ever; the process does not wait for it.
     runtime.shutdown_timeout(Duration::ZERO);
+    wait_for_starts();
     result
 }
 

@@ -2,7 +2,7 @@
 
 use super::Probe;
 use super::lane::Abandoned;
-pub use super::session::Starter;
+pub use super::session::{Starter, wait_for_starts};
 use crate::policy::outcome::{Outcome, Reason, Severity, with_detail};
 use std::ffi::OsString;
 use std::future;

@@ -20,7 +20,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -43,6 +43,9 @@ const SET_SESSION: i32 = 0x80;
 
 /// What was killed is usually buried within this.
 const BURIAL: Duration = Duration::from_millis(100);
+
+/// A program that takes longer to start when all ends is left to itself.
+const LAST_STARTS: Duration = Duration::from_millis(500);
 
 /// Pauses between looks at what was killed and is not dead yet.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
@@ -70,6 +73,39 @@ struct Group {
     runtime: Handle,
     /// Given back when all that was ours of the group is buried; `None` once it is over.
     turn: Option<OwnedSemaphorePermit>,
+    /// Until whoever asked for it has it.
+    starting: Option<Starting>,
+}
+
+/// Commands that are being started and that nobody has in hand yet: an end of this process now would leave them running.
+static STARTING: Mutex<usize> = Mutex::new(0);
+static IN_HAND: Condvar = Condvar::new();
+
+#[derive(Debug)]
+struct Starting;
+
+impl Starting {
+    fn count() -> MutexGuard<'static, usize> {
+        STARTING.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin() -> Self {
+        *Self::count() += 1;
+        Self
+    }
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        *Self::count() -= 1;
+        IN_HAND.notify_all();
+    }
+}
+
+/// To be called when the runtime is gone: waits, for a moment at most, until what was being started then has been killed.
+pub fn wait_for_starts() {
+    let wait = IN_HAND.wait_timeout_while(Starting::count(), LAST_STARTS, |starting| *starting > 0);
+    drop(wait.unwrap_or_else(PoisonError::into_inner));
 }
 
 /// What tells that the command may have ended.
@@ -130,9 +166,10 @@ impl Starter {
         };
         let outputs = Outputs { said: said.0, complained: complained.0 };
         let (command, runtime) = (command.clone(), Handle::current());
+        let starting = Starting::begin();
         let job = move || {
             let leader = spawn(&command, &said.1, &complained.1)?;
-            Ok(Group { leader, runtime, turn: Some(turn) })
+            Ok(Group { leader, runtime, turn: Some(turn), starting: Some(starting) })
         };
         let left = deadline.saturating_duration_since(Instant::now());
         let group: io::Result<Group> = self.lane.run(left, job).await?;
@@ -141,7 +178,8 @@ impl Starter {
 }
 
 impl Session {
-    fn of(group: Group) -> io::Result<Self> {
+    fn of(mut group: Group) -> io::Result<Self> {
+        group.starting = None;
         let end = End::descriptor(group.leader).or_else(|_not_to_be_had| End::signal())?;
         Ok(Self { group, end })
     }

@@ -9,6 +9,7 @@ use crate::cli::{complain, print};
 use crate::config::go_duration::GoDuration;
 use crate::config::watched::Watched;
 use crate::policy::outcome::Health;
+use crate::probe::exec::wait_for_starts;
 use crate::shutdown;
 use std::future;
 use std::io::{Write, stdout};
@@ -65,7 +66,7 @@ pub(super) fn run(mode: Mode, watched: Watched, form: Form, period: Duration) ->
         Mode::Wait(_) | Mode::Watch => Counting::Thresholds,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
+    let code = runtime.block_on(async {
         let stop = shutdown::on_signal_or_hangup()?;
         let asking = Asking::new(watched, counting);
         match mode {
@@ -74,7 +75,10 @@ pub(super) fn run(mode: Mode, watched: Watched, form: Form, period: Duration) ->
             Mode::Watch => watch(asking, form, period, &stop).await,
             Mode::Write(file) => write(asking, &file, period, &stop).await,
         }
-    })
+    });
+    drop(runtime);
+    wait_for_starts();
+    code
 }
 
 fn exit_code(health: Health, liveness: bool) -> ExitCode {
