@@ -9,6 +9,7 @@ use crate::grpc::connect::{CallError, chain, fit_for_a_line};
 use crate::parts::Parts;
 use crate::policy::backoff::Backoff;
 use crate::quiet::Quiet;
+use crate::telemetry::DETAIL;
 use std::fmt;
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -16,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
-use tracing::{error, info, trace};
+use tracing::{debug, error, info};
 
 /// Pauses between tries to connect within one round. A connect costs microseconds.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -216,7 +217,7 @@ impl Rounds {
 
     fn tell(&mut self, word: &Word) {
         if *word == Word::Ready {
-            trace!("Health check succeeded");
+            debug!(target: DETAIL, "Health check succeeded");
             if self.quiet.end() {
                 info!(socket.path = %self.asked.driver_socket.display(), "the driver is ready again");
             }

@@ -21,6 +21,9 @@ use tracing_subscriber::{Layer, Registry};
 /// Only our own lines are shown; hyper and h2 have their own, for their own developers.
 const OUR_TARGET: &str = "csi_warden";
 
+/// The target of what is shown from `--v=5` on, at level DEBUG. Lines at level TRACE are not compiled: h2 has hundreds for each call.
+pub const DETAIL: &str = "csi_warden::detail";
+
 /// What to log, and how.
 #[derive(Debug, Clone)]
 pub struct LogSettings {
@@ -145,10 +148,10 @@ fn takes_a_line(stderr: &io::Stderr) -> bool {
 }
 
 /// The klog level that a line needs: 0 is always shown, 4 with `--v=4`.
-fn klog_level(level: &Level) -> i32 {
+fn klog_level(level: &Level, target: &str) -> i32 {
     match *level {
         Level::ERROR | Level::WARN | Level::INFO => 0,
-        Level::DEBUG => 4,
+        Level::DEBUG => 4 + i32::from(target == DETAIL),
         Level::TRACE => 5,
     }
 }
@@ -161,7 +164,7 @@ impl Verbosity {
             return false;
         }
         let verbosity = metadata.file().and_then(|file| self.0.vmodule.verbosity(file)).unwrap_or(self.0.verbosity);
-        klog_level(metadata.level()) <= verbosity.max(0)
+        klog_level(metadata.level(), metadata.target()) <= verbosity.max(0)
     }
 }
 
@@ -179,8 +182,7 @@ impl<S> Filter<S> for Verbosity {
         let highest = self.0.vmodule.0.iter().map(|(_, level)| *level).fold(self.0.verbosity, i32::max);
         Some(match highest {
             ..4 => LevelFilter::INFO,
-            4 => LevelFilter::DEBUG,
-            5.. => LevelFilter::TRACE,
+            4.. => LevelFilter::DEBUG,
         })
     }
 }
@@ -320,7 +322,7 @@ fn json(metadata: &Metadata<'_>, fields: Fields, now: SystemTime) -> String {
     object.insert("caller".into(), caller(metadata).into());
     object.insert("msg".into(), fields.message.into());
     if *metadata.level() != Level::ERROR {
-        object.insert("v".into(), klog_level(metadata.level()).into());
+        object.insert("v".into(), klog_level(metadata.level(), metadata.target()).into());
     }
     for (name, value) in fields.fields {
         let name = if name == "error" { "err" } else { name };
@@ -360,15 +362,15 @@ mod tests {
         );
         assert_eq!(
             (hint(4, ""), hint(5, ""), hint(9, "a=1")),
-            (LevelFilter::DEBUG, LevelFilter::TRACE, LevelFilter::TRACE)
+            (LevelFilter::DEBUG, LevelFilter::DEBUG, LevelFilter::DEBUG)
         );
-        assert_eq!((hint(0, "socket=4"), hint(0, "a=1,b=5")), (LevelFilter::DEBUG, LevelFilter::TRACE));
+        assert_eq!((hint(0, "socket=4"), hint(0, "a=1,b=5")), (LevelFilter::DEBUG, LevelFilter::DEBUG));
     }
 
     #[test]
     fn lines_are_shown_from_their_klog_level_on() {
-        assert!(klog_level(&Level::WARN) <= 0 && klog_level(&Level::INFO) <= 0);
-        assert_eq!(klog_level(&Level::DEBUG), 4);
-        assert_eq!(klog_level(&Level::TRACE), 5);
+        assert!(klog_level(&Level::WARN, OUR_TARGET) <= 0 && klog_level(&Level::INFO, OUR_TARGET) <= 0);
+        assert_eq!(klog_level(&Level::DEBUG, OUR_TARGET), 4);
+        assert_eq!(klog_level(&Level::DEBUG, DETAIL), 5);
     }
 }

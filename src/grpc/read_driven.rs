@@ -20,6 +20,9 @@ use tokio::time::{Sleep, sleep};
 /// Between two tries to write while there is no second descriptor to be had.
 const PAUSE: Duration = Duration::from_millis(10);
 
+/// Some calls with little to say.
+const FIRST_READ_BYTES: usize = 1024;
+
 /// See the file's head.
 #[derive(Debug)]
 pub struct ReadDriven {
@@ -28,6 +31,32 @@ pub struct ReadDriven {
     room: Option<AsyncFd<Std>>,
     /// In its place while this process has no descriptor left: calls under way must not end for that.
     pause: Option<Pin<Box<Sleep>>>,
+    turn: Turn,
+}
+
+/// How much is read before others have a turn, the one that writes on what was read among them: then the other side begins with the
+/// first of many calls while we read the next ones. A read that fills it makes room for twice as much.
+#[derive(Debug)]
+struct Turn {
+    most: usize,
+    over: bool,
+}
+
+impl Default for Turn {
+    fn default() -> Self {
+        Self { most: FIRST_READ_BYTES, over: false }
+    }
+}
+
+impl Turn {
+    fn read(&mut self, bytes: usize, room: usize) {
+        self.over = bytes == room;
+        match bytes {
+            ..FIRST_READ_BYTES => self.most = FIRST_READ_BYTES,
+            _ if self.over => self.most = room.saturating_mul(2),
+            _ => {}
+        }
+    }
 }
 
 impl ReadDriven {
@@ -36,7 +65,7 @@ impl ReadDriven {
     /// # Errors
     /// Those of a registration with the poller.
     pub fn new(stream: Std) -> io::Result<Self> {
-        Ok(Self { stream: registered(stream, Interest::READABLE)?, room: None, pause: None })
+        Ok(Self { stream: registered(stream, Interest::READABLE)?, room: None, pause: None, turn: Turn::default() })
     }
 
     fn write(&mut self, context: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
@@ -106,11 +135,20 @@ impl Acceptor {
 }
 
 impl AsyncRead for ReadDriven {
-    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        if std::mem::take(&mut this.turn.over) {
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         loop {
-            let mut ready = ready!(self.stream.poll_read_ready(context))?;
-            let room = buffer.remaining();
-            let read = self.stream.get_ref().read(buffer.initialize_unfilled());
+            let mut ready = ready!(this.stream.poll_read_ready(context))?;
+            let room = buffer.remaining().min(this.turn.most);
+            let read = this.stream.get_ref().read(buffer.initialize_unfilled_to(room));
             match read {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
@@ -120,6 +158,7 @@ impl AsyncRead for ReadDriven {
                     if 0 < bytes && bytes < room {
                         ready.clear_ready();
                     }
+                    this.turn.read(bytes, room);
                     buffer.advance(bytes);
                     return Poll::Ready(Ok(()));
                 }
@@ -151,5 +190,86 @@ impl AsyncWrite for ReadDriven {
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(self.stream.get_ref().shutdown(Shutdown::Write))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Wake, Waker};
+    use tokio::io::AsyncReadExt;
+
+    /// Wider than what h2 reads into.
+    const BUFFER_BYTES: usize = 16 * 1024;
+
+    #[derive(Default)]
+    struct Wakes(AtomicUsize);
+
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// How much one poll reads, and whether it asks for another turn by itself.
+    fn polled(stream: &mut ReadDriven) -> (Option<usize>, bool) {
+        let (wakes, mut bytes) = (Arc::new(Wakes::default()), [0; BUFFER_BYTES]);
+        let waker = Waker::from(Arc::clone(&wakes));
+        let mut buffer = ReadBuf::new(&mut bytes);
+        let read = match Pin::new(stream).poll_read(&mut Context::from_waker(&waker), &mut buffer) {
+            Poll::Ready(read) => {
+                read.unwrap();
+                Some(buffer.filled().len())
+            }
+            Poll::Pending => None,
+        };
+        (read, wakes.0.load(Ordering::Relaxed) > 0)
+    }
+
+    async fn pair() -> (ReadDriven, Std) {
+        let (ours, theirs) = Std::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        (ReadDriven::new(ours).unwrap(), theirs)
+    }
+
+    #[tokio::test]
+    async fn what_comes_at_once_is_read_in_turns_and_all_of_it() {
+        let (mut ours, mut theirs) = pair().await;
+        theirs.write_all(&[1; 5_000]).unwrap();
+        ours.stream.readable().await.unwrap().retain_ready();
+        let mut turns = Vec::new();
+        for _ in 0..6 {
+            turns.push(polled(&mut ours));
+        }
+        let again = (None, true);
+        assert_eq!(turns[..5], [(Some(1024), false), again, (Some(2048), false), again, (Some(1928), false)]);
+        assert_eq!(turns[5], (None, false), "all that there was: it waits for more");
+    }
+
+    #[tokio::test]
+    async fn a_call_alone_takes_no_turn_more() {
+        let (mut ours, mut theirs) = pair().await;
+        for _ in 0..3 {
+            theirs.write_all(&[1; 200]).unwrap();
+            ours.stream.readable().await.unwrap().retain_ready();
+            assert_eq!([polled(&mut ours), polled(&mut ours)], [(Some(200), false), (None, false)]);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_long_message_is_soon_read_by_the_buffer() {
+        const LONG: usize = 1 << 20;
+        let (mut ours, mut theirs) = pair().await;
+        let writing = std::thread::spawn(move || theirs.write_all(&[7; LONG]).unwrap());
+        let (mut read, mut reads, mut buffer) = (0, 0, vec![0; BUFFER_BYTES]);
+        while read < LONG {
+            read += ours.read(&mut buffer).await.unwrap();
+            reads += 1;
+        }
+        writing.join().unwrap();
+        // The writer may be slower at times, and each time the first reads are short.
+        assert!(reads < 3 * LONG / BUFFER_BYTES, "{reads} reads");
     }
 }

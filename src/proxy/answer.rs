@@ -3,7 +3,7 @@
 use super::forward::End;
 use bytes::Bytes;
 use h2::server::SendResponse;
-use http::{HeaderValue, Response, header};
+use http::{HeaderName, HeaderValue, Response, header};
 use tonic::{Code, Status};
 
 /// Answers with a status and nothing else (a "trailers-only" answer), and ends the call.
@@ -26,5 +26,6 @@ pub(super) fn unavailable(text: impl Into<String>) -> Status {
 
 /// The status code in trailers, or in the headers of a trailers-only answer.
 pub(super) fn code_in(headers: &http::HeaderMap) -> Option<Code> {
-    headers.get("grpc-status").map(|value| Code::from_bytes(value.as_bytes()))
+    static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+    headers.get(&GRPC_STATUS).map(|value| Code::from_bytes(value.as_bytes()))
 }

@@ -19,31 +19,49 @@ pub(super) enum Pumped {
     Broken(h2::Error),
 }
 
-/// Hands a body on, piece by piece, and takes the next one only when the last is on its way. `load` is told of waits.
-pub(super) async fn pump(from: &mut RecvStream, to: &mut SendStream<Bytes>, load: Option<&Load>) -> Pumped {
-    let mut first = load.is_some();
+/// Hands a body on, of which `gathered` was read before: piece by piece, and takes the next one only when the last is on its way.
+/// `load` is told of waits.
+pub(super) async fn pump(
+    gathered: Bytes,
+    from: &mut RecvStream,
+    to: &mut SendStream<Bytes>,
+    load: Option<&Load>,
+) -> Pumped {
+    let (mut piece, mut taken, mut first) = (gathered, 0, true);
     loop {
-        let piece = poll_fn(|context| match from.poll_data(context) {
-            Poll::Ready(piece) => Poll::Ready(Some(piece)),
-            Poll::Pending => to.poll_reset(context).map(|_| None),
-        })
-        .await;
-        match piece {
+        let last = from.is_end_stream();
+        if !piece.is_empty() || last {
+            // One frame goes at once, and so leaves in one write with the head: before that has left there is no room to ask for, and
+            // a call that waits for room keeps others off its connection.
+            let sent = match std::mem::take(&mut first) && piece.len() <= FIRST_BYTES {
+                true => to.send_data(piece, last).is_ok(),
+                false => send(to, piece, last, load).await,
+            };
+            if !sent {
+                return Pumped::ReaderGone;
+            }
+            if last {
+                return Pumped::Whole(None);
+            }
+        }
+        if taken > MOST_UNRELEASED_BYTES {
+            release(from, std::mem::take(&mut taken));
+        }
+        let next = poll_fn(|context| match from.poll_data(context) {
+            Poll::Ready(next) => Poll::Ready(Some(next)),
+            Poll::Pending => {
+                if taken > 0 {
+                    release(from, std::mem::take(&mut taken));
+                }
+                to.poll_reset(context).map(|_| None)
+            }
+        });
+        match next.await {
             None => return Pumped::ReaderGone,
             Some(Some(Err(error))) => return Pumped::Broken(error),
-            Some(Some(Ok(piece))) => {
-                let (bytes, last) = (piece.len(), from.is_end_stream());
-                let sent = match std::mem::take(&mut first) {
-                    true => send_first(to, piece, last, load).await,
-                    false => send(to, piece, last, load).await,
-                };
-                if !sent {
-                    return Pumped::ReaderGone;
-                }
-                if last {
-                    return Pumped::Whole(None);
-                }
-                release(from, bytes);
+            Some(Some(Ok(next))) => {
+                taken += next.len();
+                piece = next;
             }
             Some(None) => break,
         }
@@ -76,7 +94,7 @@ pub(super) async fn pump_changed(
     let last = from.is_end_stream();
     match send(to, changed, last, None).await {
         true if last => Pumped::Whole(None),
-        true => pump(from, to, None).await,
+        true => pump(Bytes::new(), from, to, None).await,
         false => Pumped::ReaderGone,
     }
 }
@@ -117,14 +135,11 @@ pub(super) async fn gather(
     }
 }
 
-/// What may be queued of a request before its stream is open; a frame holds no more.
+/// What may be queued at once of a body whose stream is not open yet; a frame holds no more.
 const FIRST_BYTES: usize = 16 * 1024;
 
-/// Sends the first piece of a request. One frame goes at once, and so leaves in one write with the call's head: there is no
-/// room to ask for before the head has left, and a call that waits for room keeps others off its connection.
-pub(super) async fn send_first(to: &mut SendStream<Bytes>, piece: Bytes, last: bool, load: Option<&Load>) -> bool {
-    if piece.len() <= FIRST_BYTES { to.send_data(piece, last).is_ok() } else { send(to, piece, last, load).await }
-}
+/// What is taken before its writer is told that there is room again, if it does not pause: a quarter of what it has.
+const MOST_UNRELEASED_BYTES: usize = 64 * 1024;
 
 /// Sends one piece as the reader makes room for it. `false` when the reader is gone.
 pub(super) async fn send(to: &mut SendStream<Bytes>, mut piece: Bytes, last: bool, load: Option<&Load>) -> bool {

@@ -11,6 +11,7 @@ use h2::server::SendResponse;
 use h2::{Reason, RecvStream};
 use http::Request;
 use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
@@ -23,15 +24,12 @@ const SILENCE: Duration = Duration::from_secs(20);
 /// What is queued for a caller gets this long to leave, before its connection is cut.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
+/// What runs a call. On the heap, because a task is moved several times before it runs.
+pub(super) type TakesCalls =
+    Box<dyn Fn(Request<RecvStream>, SendResponse<Bytes>) -> Pin<Box<dyn Future<Output = End> + Send>> + Send + Sync>;
+
 /// Serves one connection to its end. `call` is run for each call; `stop` refuses new ones and lets those in flight finish.
-pub(super) async fn serve<F>(
-    stream: ReadDriven,
-    parts: Parts,
-    stop: CancellationToken,
-    call: impl Fn(Request<RecvStream>, SendResponse<Bytes>) -> F,
-) where
-    F: Future<Output = End> + Send + 'static,
-{
+pub(super) async fn serve(stream: ReadDriven, parts: Parts, stop: CancellationToken, call: TakesCalls) {
     let handshake = h2::server::Builder::new()
         .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
@@ -68,13 +66,12 @@ pub(super) async fn serve<F>(
         match accepted {
             Some(Ok((request, respond))) => {
                 let (call, broken, counted) = (call(request, respond), broken.clone(), Arc::clone(&calls));
-                // Boxed, because a task is moved several times before it runs.
-                drop(parts.spawn_connection(Box::pin(async move {
+                drop(parts.spawn_connection(async move {
                     let _counted = counted;
                     if call.await == End::BrokeOff {
                         broken.cancel();
                     }
-                })));
+                }));
             }
             Some(Err(error)) => {
                 return debug!(error = &error as &dyn std::error::Error, "a caller's connection broke");
@@ -105,10 +102,15 @@ mod tests {
         let (parts, stop) = (Parts::new(CancellationToken::new()), CancellationToken::new());
         let (ended, taken) = (CancellationToken::new(), CancellationToken::new());
         let tell = taken.clone();
-        let serving = serve(ReadDriven::new(ours).unwrap(), parts.clone(), stop.clone(), move |_, _| {
-            tell.cancel();
-            std::future::pending()
-        });
+        let serving = serve(
+            ReadDriven::new(ours).unwrap(),
+            parts.clone(),
+            stop.clone(),
+            Box::new(move |_, _| {
+                tell.cancel();
+                Box::pin(std::future::pending())
+            }),
+        );
         theirs.write_all(HELLO).unwrap();
         let guard = ended.clone().drop_guard();
         drop(parts.spawn_connection(async move {

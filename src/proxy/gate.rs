@@ -63,7 +63,7 @@ pub struct GateRules {
 /// What the gate says.
 pub(super) enum Entry {
     /// The call goes on; what was read of its body goes first.
-    Pass(Bytes, Option<CallUnderWay>),
+    Pass(Bytes, Option<Box<CallUnderWay>>),
     /// It does not.
     Refuse(Status),
     /// The caller hung up.
@@ -99,7 +99,7 @@ impl Gate {
             return Entry::Refuse(status);
         }
         let under_way = match &call {
-            Some(call) => Some(self.0.volumes.begin(call)),
+            Some(call) => Some(Box::new(self.0.volumes.begin(call))),
             None => {
                 self.0.volumes.change(VolumeTable::undecodable);
                 None
@@ -118,7 +118,7 @@ impl Gate {
         let Ok(gathered) = gather(body, |_| false).await else { return Entry::HungUp };
         let asked = message::first(&gathered).and_then(|message| FirstTwo::decode(message).ok());
         let under_way = asked.and_then(|FirstTwo { volume_id, path }| self.0.volumes.ask(volume_id, path));
-        Entry::Pass(gathered, under_way)
+        Entry::Pass(gathered, under_way.map(Box::new))
     }
 
     /// Whether the answer to this method is not passed on as it is.

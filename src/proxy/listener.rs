@@ -1,12 +1,12 @@
 //! The proxy socket: beside the driver's, root's alone, and put back when it is lost.
 
 use super::answer::refuse;
-use super::downstream;
+use super::downstream::{self, TakesCalls};
 use super::forward::{Change, End, Incoming, forward};
 use super::gate::{Entry, Gate};
 use super::idle::{Call, Idle};
 use super::upstream::Upstream;
-use super::volumes::Volumes;
+use super::volumes::{CallUnderWay, Volumes};
 use crate::grpc::code;
 use crate::grpc::read_driven::ReadDriven;
 use crate::metrics::Metrics;
@@ -176,19 +176,18 @@ impl Callers {
         if !uid.is_some_and(|uid| self.allowed.contains(&uid)) {
             let status = Status::new(Code::PermissionDenied, self.refusal(uid));
             warn!(peer.uid = uid, "a caller on the proxy socket is refused: {}", status.message());
-            drop(self.parts.spawn_connection(downstream::serve(stream, parts, stop, move |_, respond| {
-                refuse_all(respond, status.clone(), connection.call())
-            })));
+            let refuses: TakesCalls =
+                Box::new(move |_, respond| Box::pin(refuse_all(respond, status.clone(), connection.call())));
+            // On the heap, because a task is moved several times before it runs.
+            drop(self.parts.spawn_connection(Box::pin(downstream::serve(stream, parts, stop, refuses))));
             return;
         }
         let (callers, held) = (Arc::clone(self), self.metrics.proxy_connection());
-        let served = downstream::serve(stream, parts, stop, move |request, respond| {
-            one_call(request, respond, Arc::clone(&callers), connection.call())
+        let forwards: TakesCalls = Box::new(move |request, respond| {
+            let _for_as_long = &held;
+            Box::pin(one_call(request, respond, Arc::clone(&callers), connection.call()))
         });
-        drop(self.parts.spawn_connection(async move {
-            let _held = held;
-            served.await;
-        }));
+        drop(self.parts.spawn_connection(Box::pin(downstream::serve(stream, parts, stop, forwards))));
     }
 
     fn refusal(&self, uid: Option<u32>) -> String {
@@ -205,36 +204,54 @@ impl Callers {
 }
 
 /// One call, counted, and told at `--v=4` by method, code and time; never a payload, which may carry secrets.
-async fn one_call(
+fn one_call(
     request: Request<RecvStream>,
     mut respond: SendResponse<Bytes>,
     callers: Arc<Callers>,
-    _on_its_connection: Call,
-) -> End {
-    let Callers { upstream, gate, metrics, .. } = &*callers;
-    let (began, _held, target) = (Instant::now(), metrics.proxied_call(), request.uri().clone());
-    let (head, mut body) = request.into_parts();
-    let entry = match VolumeMethod::of(target.path()) {
-        Some(method) => gate.enter(method, &mut body).await,
-        None if gate.learns_from(target.path()) => gate.listen(&mut body).await,
-        None => Entry::Pass(Bytes::new(), None),
-    };
-    let (gathered, under_way) = match entry {
-        Entry::Pass(gathered, under_way) => (gathered, under_way),
-        Entry::Refuse(status) => return refuse(&mut respond, &status),
-        Entry::HungUp => return End::Cancelled,
-    };
-    let call = Incoming { head, gathered, body, arrived: began };
-    let change = |answer: &Bytes| gate.changed(answer);
-    let change: Option<Change<'_>> = if gate.changes(target.path()) { Some(&change) } else { None };
-    let end = forward(call, &mut respond, upstream, change).await;
-    if let (Some(under_way), Some(code)) = (under_way, end.word()) {
-        under_way.ended(code.into());
+    on_its_connection: Call,
+) -> impl Future<Output = End> + Send {
+    let arrived = Instant::now();
+    let (mut head, body) = request.into_parts();
+    let target = std::mem::take(&mut head.uri);
+    // On the heap, because a future that awaits it has it several times over.
+    let mut call = Box::new(Incoming { head, target, gathered: Bytes::new(), body, arrived });
+    async move {
+        let _on_its_connection = on_its_connection;
+        let Callers { upstream, gate, metrics, .. } = &*callers;
+        let _held = metrics.proxied_call();
+        let under_way = match admitted(gate, &mut call).await {
+            Ok(under_way) => under_way,
+            Err(Some(status)) => return refuse(&mut respond, &status),
+            Err(None) => return End::Cancelled,
+        };
+        let change = |answer: &Bytes| gate.changed(answer);
+        let change: Option<Change<'_>> = if gate.changes(call.target.path()) { Some(&change) } else { None };
+        let end = forward(&mut call, &mut respond, upstream, change).await;
+        if let (Some(under_way), Some(code)) = (under_way, end.word()) {
+            under_way.ended(code.into());
+        }
+        let (code, took) = (end.code(), arrived.elapsed());
+        metrics.observe_proxied(call.target.path(), code, took);
+        debug!(grpc.method = call.target.path(), grpc.code = code::name(code), ?took, "GRPC proxied call");
+        end
     }
-    let (code, took) = (end.code(), began.elapsed());
-    metrics.observe_proxied(target.path(), code, took);
-    debug!(grpc.method = target.path(), grpc.code = code::name(code), ?took, "GRPC proxied call");
-    end
+}
+
+/// What the gate follows of the call; or the status that it answers, if the caller has not hung up.
+async fn admitted(gate: &Gate, call: &mut Incoming) -> Result<Option<Box<CallUnderWay>>, Option<Box<Status>>> {
+    let entry = match VolumeMethod::of(call.target.path()) {
+        Some(method) => Box::pin(gate.enter(method, &mut call.body)).await,
+        None if gate.learns_from(call.target.path()) => Box::pin(gate.listen(&mut call.body)).await,
+        None => return Ok(None),
+    };
+    match entry {
+        Entry::Pass(gathered, under_way) => {
+            call.gathered = gathered;
+            Ok(under_way)
+        }
+        Entry::Refuse(status) => Err(Some(Box::new(status))),
+        Entry::HungUp => Err(None),
+    }
 }
 
 /// Answers every call on the connection with the same refusal.

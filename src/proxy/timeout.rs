@@ -1,10 +1,10 @@
 //! The caller's deadline, which goes on running while a call waits here.
 
-use http::HeaderValue;
+use http::{HeaderName, HeaderValue};
 use std::time::Duration;
 
 /// The header's name.
-pub(super) const GRPC_TIMEOUT: &str = "grpc-timeout";
+pub(super) static GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
 /// Waits shorter than this are within what any transport adds.
 const UNNOTICED: Duration = Duration::from_millis(1);

@@ -25,7 +25,7 @@ const SILENCE: Duration = Duration::from_secs(20);
 const BACKLOG_PATIENCE: Duration = Duration::from_secs(1);
 
 /// In a rush of calls the driver's socket file is taken to be the one that was seen this long ago at most.
-const SEEN_FOR: Duration = Duration::from_millis(1);
+const SEEN_FOR: Duration = Duration::from_millis(5);
 
 /// Calls in flight that are a rush.
 const RUSH: usize = 8;
@@ -144,6 +144,11 @@ impl Upstream {
         if let Some(place) = self.found(self.socket()?) {
             return Ok(place);
         }
+        // On the heap, because few calls come here, and each would have room for it.
+        Box::pin(self.one_more()).await
+    }
+
+    async fn one_more(&self) -> io::Result<Place> {
         let _connecting = self.0.connecting.lock().await;
         let socket = SocketIdentity::of(self.path())?;
         if let Some(place) = self.found(socket) {
