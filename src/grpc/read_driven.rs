@@ -35,7 +35,8 @@ pub struct ReadDriven {
 }
 
 /// How much is read before others have a turn, the one that writes on what was read among them: then the other side begins with the
-/// first of many calls while we read the next ones. A read that fills it makes room for twice as much.
+/// first of many calls while we read the next ones. A read that takes all of it makes room for twice as much, and soon the reader's
+/// buffer, as long as more follows, is what ends a read.
 #[derive(Debug)]
 struct Turn {
     most: usize,
@@ -50,11 +51,11 @@ impl Default for Turn {
 
 impl Turn {
     fn read(&mut self, bytes: usize, room: usize) {
-        self.over = bytes == room;
-        match bytes {
-            ..FIRST_READ_BYTES => self.most = FIRST_READ_BYTES,
-            _ if self.over => self.most = room.saturating_mul(2),
-            _ => {}
+        self.over = bytes == room && room == self.most;
+        if self.over {
+            self.most *= 2;
+        } else if bytes < room && bytes < FIRST_READ_BYTES {
+            self.most = FIRST_READ_BYTES;
         }
     }
 }
@@ -258,18 +259,33 @@ mod tests {
         }
     }
 
+    /// As HTTP/2 begins: its reader wants 24 bytes first.
     #[tokio::test]
-    async fn a_long_message_is_soon_read_by_the_buffer() {
+    async fn a_short_buffer_takes_no_turn() {
+        let (mut ours, mut theirs) = pair().await;
+        theirs.write_all(&[1; 200]).unwrap();
+        ours.read_exact(&mut [0; 24]).await.unwrap();
+        assert_eq!([polled(&mut ours), polled(&mut ours)], [(Some(176), false), (None, false)]);
+    }
+
+    #[tokio::test]
+    async fn a_long_message_is_soon_read_by_the_buffer_and_without_turns() {
         const LONG: usize = 1 << 20;
         let (mut ours, mut theirs) = pair().await;
         let writing = std::thread::spawn(move || theirs.write_all(&[7; LONG]).unwrap());
-        let (mut read, mut reads, mut buffer) = (0, 0, vec![0; BUFFER_BYTES]);
+        let (mut read, mut reads, mut turns) = (0, 0, 0);
         while read < LONG {
-            read += ours.read(&mut buffer).await.unwrap();
-            reads += 1;
+            match polled(&mut ours) {
+                (Some(bytes), _) => {
+                    read += bytes;
+                    reads += 1;
+                }
+                (None, true) => turns += 1,
+                (None, false) => ours.stream.readable().await.unwrap().retain_ready(),
+            }
         }
         writing.join().unwrap();
         // The writer may be slower at times, and each time the first reads are short.
-        assert!(reads < 3 * LONG / BUFFER_BYTES, "{reads} reads");
+        assert!(reads < 3 * LONG / BUFFER_BYTES && turns < LONG / BUFFER_BYTES, "{reads} reads, {turns} turns");
     }
 }

@@ -14,6 +14,7 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
@@ -23,6 +24,9 @@ const SILENCE: Duration = Duration::from_secs(20);
 
 /// What is queued for a caller gets this long to leave, before its connection is cut.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// More than a stream has before its reads are as long as h2's buffer.
+const LAST_TURNS: u32 = 8;
 
 /// What runs a call. On the heap, because a task is moved several times before it runs.
 pub(super) type TakesCalls =
@@ -61,7 +65,7 @@ pub(super) async fn serve(stream: ReadDriven, parts: Parts, stop: CancellationTo
             }
             // Before the end: after a pause of this process both may be there.
             accepted = connection.accept() => accepted,
-            () = async { sleep(LAST_WORDS).await }, if stopping && Arc::strong_count(&calls) == 1 => return,
+            () = last_words(), if stopping && Arc::strong_count(&calls) == 1 => return,
         };
         match accepted {
             Some(Ok((request, respond))) => {
@@ -84,6 +88,14 @@ pub(super) async fn serve(stream: ReadDriven, parts: Parts, stop: CancellationTo
     drop(timeout(LAST_WORDS, poll_fn(|context| connection.poll_closed(context))).await);
 }
 
+/// The time for last words, and the turns in which what lies in the socket by then is read.
+async fn last_words() {
+    sleep(LAST_WORDS).await;
+    for _ in 0..LAST_TURNS {
+        yield_now().await;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -95,41 +107,52 @@ mod tests {
     const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     const CALL: &[u8] = b"\0\0\x0b\x01\x05\0\0\0\x01\x83\x86\x44\x04/x/y\x41\x01h";
 
+    /// The same with a header of 1500 bytes: literal, its name `x`, its value all `a`. More than is read at first.
+    fn long_call() -> Vec<u8> {
+        let mut head = CALL[9..].to_vec();
+        head.extend(b"\x00\x01x\x7f\xdd\x0a");
+        head.extend([b'a'; 1500]);
+        let length = u16::try_from(head.len()).unwrap().to_be_bytes();
+        [&[0], &length[..], &CALL[3..9], &head].concat()
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_call_that_was_sent_before_the_last_moment_is_taken() {
-        let (ours, mut theirs) = UnixStream::pair().unwrap();
-        ours.set_nonblocking(true).unwrap();
-        let (parts, stop) = (Parts::new(CancellationToken::new()), CancellationToken::new());
-        let (ended, taken) = (CancellationToken::new(), CancellationToken::new());
-        let tell = taken.clone();
-        let serving = serve(
-            ReadDriven::new(ours).unwrap(),
-            parts.clone(),
-            stop.clone(),
-            Box::new(move |_, _| {
+        for sent in [CALL.to_vec(), long_call()] {
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            ours.set_nonblocking(true).unwrap();
+            let (parts, stop) = (Parts::new(CancellationToken::new()), CancellationToken::new());
+            let (ended, taken) = (CancellationToken::new(), CancellationToken::new());
+            let tell = taken.clone();
+            let call: TakesCalls = Box::new(move |_, _| {
                 tell.cancel();
                 Box::pin(std::future::pending())
-            }),
-        );
-        theirs.write_all(HELLO).unwrap();
-        let guard = ended.clone().drop_guard();
-        drop(parts.spawn_connection(async move {
-            let _guard = guard;
-            serving.await;
-        }));
-        for _ in 0..20 {
-            advance(Duration::from_millis(10)).await;
+            });
+            let serving = serve(ReadDriven::new(ours).unwrap(), parts.clone(), stop.clone(), call);
+            theirs.write_all(HELLO).unwrap();
+            let guard = ended.clone().drop_guard();
+            drop(parts.spawn_connection(async move {
+                let _guard = guard;
+                serving.await;
+            }));
+            for _ in 0..20 {
+                advance(Duration::from_millis(10)).await;
+            }
+            stop.cancel();
+            for _ in 0..20 {
+                advance(Duration::from_millis(10)).await;
+            }
+            // As if this process stood still meanwhile.
+            theirs.write_all(&sent).unwrap();
+            advance(LAST_WORDS).await;
+            for _ in 0..20 {
+                yield_now().await;
+            }
+            let length = sent.len();
+            assert!(
+                taken.is_cancelled() && !ended.is_cancelled(),
+                "the connection ended under a call of {length} bytes"
+            );
         }
-        stop.cancel();
-        for _ in 0..20 {
-            advance(Duration::from_millis(10)).await;
-        }
-        // As if this process stood still meanwhile.
-        theirs.write_all(CALL).unwrap();
-        advance(LAST_WORDS).await;
-        for _ in 0..20 {
-            tokio::task::yield_now().await;
-        }
-        assert!(taken.is_cancelled() && !ended.is_cancelled(), "the connection ended under a call");
     }
 }

@@ -150,7 +150,7 @@ impl Upstream {
 
     async fn one_more(&self) -> io::Result<Place> {
         let _connecting = self.0.connecting.lock().await;
-        let socket = SocketIdentity::of(self.path())?;
+        let socket = self.look(Instant::now())?;
         if let Some(place) = self.found(socket) {
             return Ok(place);
         }
@@ -163,15 +163,24 @@ impl Upstream {
     /// The driver's socket, as it was not long ago.
     fn socket(&self) -> io::Result<SocketIdentity> {
         let now = Instant::now();
-        let mut seen = self.0.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        match *seen {
-            Some((when, socket)) if now.duration_since(when) < SEEN_FOR && self.in_flight() >= RUSH => Ok(socket),
-            Some(_) | None => {
-                let socket = SocketIdentity::of(self.path())?;
-                *seen = Some((now, socket));
-                Ok(socket)
+        match *self.seen() {
+            Some((when, socket)) if now.duration_since(when) < SEEN_FOR && self.in_flight() >= RUSH => {
+                return Ok(socket);
             }
+            Some(_) | None => {}
         }
+        self.look(now)
+    }
+
+    /// The driver's socket, as it is.
+    fn look(&self, now: Instant) -> io::Result<SocketIdentity> {
+        let socket = SocketIdentity::of(self.path())?;
+        *self.seen() = Some((now, socket));
+        Ok(socket)
+    }
+
+    fn seen(&self) -> std::sync::MutexGuard<'_, Option<(Instant, SocketIdentity)>> {
+        self.0.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn in_flight(&self) -> usize {
