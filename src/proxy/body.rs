@@ -27,12 +27,13 @@ pub(super) async fn pump(
     to: &mut SendStream<Bytes>,
     load: Option<&Load>,
 ) -> Pumped {
-    let (mut piece, mut taken, mut first) = (gathered, 0, true);
+    // An answer has always left its head; it is not over before its reader has room for it.
+    let (mut piece, mut taken, mut first) = (gathered, 0, load.is_some());
     loop {
         let last = from.is_end_stream();
         if !piece.is_empty() || last {
-            // One frame goes at once, and so leaves in one write with the head: before that has left there is no room to ask for, and
-            // a call that waits for room keeps others off its connection.
+            // One frame of a request goes at once, and so leaves in one write with the head: before that has left there is no room to
+            // ask for, and a call that waits for room keeps others off its connection.
             let sent = match std::mem::take(&mut first) && piece.len() <= FIRST_BYTES {
                 true => to.send_data(piece, last).is_ok(),
                 false => send(to, piece, last, load).await,
@@ -135,7 +136,7 @@ pub(super) async fn gather(
     }
 }
 
-/// What may be queued at once of a body whose stream is not open yet; a frame holds no more.
+/// What may be queued of a request before its stream is open; a frame holds no more.
 const FIRST_BYTES: usize = 16 * 1024;
 
 /// What is taken before its writer is told that there is room again, if it does not pause: a quarter of what it has.
@@ -173,4 +174,46 @@ pub(super) async fn send(to: &mut SendStream<Bytes>, mut piece: Bytes, last: boo
 /// Lets the writer send more. An error means that its stream is over, which the next look tells.
 fn release(from: &mut RecvStream, bytes: usize) {
     drop(from.flow_control().release_capacity(bytes));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::{Request, Response};
+    use std::time::Duration;
+    use tokio::time::timeout;
+
+    /// As long as a caller has no room, its call is under way: at a stop it is waited for.
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_is_not_over_before_its_reader_has_room() {
+        let (ours, theirs) = tokio::io::duplex(1 << 16);
+        let (asking, answering) = tokio::join!(
+            h2::client::Builder::new().initial_window_size(0).handshake::<_, Bytes>(theirs),
+            h2::server::handshake(ours),
+        );
+        let ((mut asks, mut caller), mut connection) = (asking.unwrap(), answering.unwrap());
+        let (_answer, mut body) = asks.send_request(Request::new(()), false).unwrap();
+        body.send_data(Bytes::from_static(b"what the driver says"), true).unwrap();
+        let (request, mut respond) = tokio::select! {
+            accepted = connection.accept() => accepted.unwrap().unwrap(),
+            ended = &mut caller => panic!("{ended:?}"),
+        };
+        let (mut from, mut to) = (request.into_body(), respond.send_response(Response::new(()), false).unwrap());
+        let mut pumping = std::pin::pin!(pump(Bytes::new(), &mut from, &mut to, None));
+        let over = timeout(Duration::from_secs(60), async {
+            tokio::select! {
+                _ = &mut pumping => {}
+                _ = connection.accept() => panic!("one call was made"),
+                ended = &mut caller => panic!("{ended:?}"),
+            }
+        });
+        assert!(over.await.is_err(), "without room");
+        caller.set_initial_window_size(1 << 16).unwrap();
+        let pumped = tokio::select! {
+            pumped = pumping => pumped,
+            _ = connection.accept() => panic!("one call was made"),
+            ended = &mut caller => panic!("{ended:?}"),
+        };
+        assert!(matches!(pumped, Pumped::Whole(None)));
+    }
 }
