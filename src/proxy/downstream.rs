@@ -14,6 +14,7 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Notify;
 use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -50,8 +51,9 @@ pub(super) async fn serve(stream: ReadDriven, parts: Parts, stop: CancellationTo
         },
         () = stop.cancelled() => return,
     };
-    let (broken, calls) = (CancellationToken::new(), Arc::new(()));
-    let (stopped, broke) = (stop.cancelled(), broken.cancelled());
+    // A clone for each call under way, which tells when the driver broke off.
+    let calls = Arc::new(Notify::new());
+    let (stopped, broke) = (stop.cancelled(), calls.notified());
     let (mut stopped, mut broke) = (std::pin::pin!(stopped), std::pin::pin!(broke));
     let mut stopping = false;
     loop {
@@ -69,11 +71,10 @@ pub(super) async fn serve(stream: ReadDriven, parts: Parts, stop: CancellationTo
         };
         match accepted {
             Some(Ok((request, respond))) => {
-                let (call, broken, counted) = (call(request, respond), broken.clone(), Arc::clone(&calls));
+                let (call, calls) = (call(request, respond), Arc::clone(&calls));
                 drop(parts.spawn_connection(async move {
-                    let _counted = counted;
                     if call.await == End::BrokeOff {
-                        broken.cancel();
+                        calls.notify_one();
                     }
                 }));
             }

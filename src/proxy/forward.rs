@@ -154,10 +154,12 @@ impl Incoming {
         std::mem::swap(headers, &mut self.head.headers);
         // Some clients send it beside `:authority`; h2 would send both.
         headers.remove(http::header::HOST);
-        if let Some(timeout) = headers.get(&GRPC_TIMEOUT)
-            && let Some(left) = remaining(timeout, self.arrived.elapsed())
-        {
+        if let Some(left) = headers.get(&GRPC_TIMEOUT).and_then(|timeout| remaining(timeout, self.arrived.elapsed())) {
             headers.insert(&GRPC_TIMEOUT, left);
+        }
+        if let Some(timeout) = headers.get_mut(&GRPC_TIMEOUT) {
+            // Another one with each call: in the driver's header table it would only drive out what comes again.
+            timeout.set_sensitive(true);
         }
         request
     }

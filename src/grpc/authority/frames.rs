@@ -67,6 +67,9 @@ impl AuthorityRewriter {
                     Some(header) if self.held.is_empty() && header.kind != HEADERS => {
                         self.place = header.after_opaque(FrameHeader::LENGTH);
                     }
+                    Some(header) if self.held.is_empty() && self.stays(header, rest) => {
+                        passed += FrameHeader::LENGTH + header.length;
+                    }
                     Some(_) | None => break,
                 },
                 Place::Payload { left } => {
@@ -79,6 +82,14 @@ impl AuthorityRewriter {
             }
         }
         passed
+    }
+
+    /// Whether the HEADERS frame with which `bytes` begin is whole, a block by itself, and stays as it is. Then it counts as seen. So it is
+    /// with most: an authority is good, or was stored in the table by the first.
+    fn stays(&mut self, header: FrameHeader, bytes: &[u8]) -> bool {
+        header.flags & (END_HEADERS | PADDED | PRIORITY) == END_HEADERS
+            && header.length + 2 * FrameHeader::LENGTH <= MAX_HELD_BYTES
+            && bytes[FrameHeader::LENGTH..].get(..header.length).is_some_and(|fields| self.headers.keep(fields))
     }
 
     /// Takes in the next bytes of the stream; appends to `output` what is to be sent in their place, as far as is known.
@@ -277,6 +288,22 @@ mod tests {
     use fluke_hpack::Decoder;
     use proptest::prelude::*;
 
+    #[test]
+    fn a_block_that_stays_passes_without_a_copy_and_with_what_follows_it() {
+        // GET, with what is stored so far; an authority that is stored and refused; the one that is stored now.
+        let [get, refused, stored] =
+            [&b"\x82"[..], b"\x41\x01/", b"\x82\xbe"].map(|block| frame(HEADERS, END_HEADERS, &[block]));
+        let body = frame(0, 1, &[b"body"]);
+        let (mut rewriter, mut output) = (AuthorityRewriter::new(Rewrite::Refused), BytesMut::new());
+        let stays = [PREFACE, &get, &body, &get].concat();
+        assert_eq!(rewriter.pass(&[&stays[..], &refused, &body].concat()), stays.len());
+        rewriter.rewrite(&[&refused[..], &body].concat(), &mut output);
+        assert_eq!(output[..], [&frame(HEADERS, END_HEADERS, &[b"\x41\x01w"])[..], &body].concat());
+        assert_eq!(rewriter.pass(&[&stored[..], &body].concat()), stored.len() + body.len());
+        // Of a block that has only begun nothing passes.
+        assert_eq!(rewriter.pass(&stored[..10]), 0);
+    }
+
     /// How a client cuts one header block into frames.
     #[derive(Debug, Clone)]
     struct Cut {
@@ -422,6 +449,7 @@ mod tests {
             frame(CONTINUATION, END_HEADERS, &[b"\x84"]),              // of nothing
             [frame(HEADERS, 0, &[b"\x41"]), frame(0, 0, &[b"data"])].concat(), // not continued
             [&[0xff, 0xff, 0xff, HEADERS, 0, 0, 0, 0, 1], &[0; 70_000][..]].concat(), // too large to hold
+            frame(HEADERS, END_HEADERS, &[&[0x82; MAX_HELD_BYTES - 17]]), // the same, by a byte, and whole
             frame(HEADERS, 0, &[]).into_iter().chain(frame(CONTINUATION, 0, &[]).repeat(8000)).collect(), // a flood
         ];
         for breach in breaches {

@@ -38,35 +38,56 @@ pub(super) struct HeaderBlocks {
     /// 128 bits cover a table of 4096 bytes, the default that our servers keep, as every entry counts 32 bytes or more.
     /// Entries that were evicted have bits too; nobody refers to them.
     authorities: u128,
+    /// What [`Self::keep`] compares with, to be used again.
+    compared: Vec<u8>,
 }
 
 impl HeaderBlocks {
     pub(super) fn new(rewrite: Rewrite) -> Self {
-        Self { rewrite, authorities: 0 }
+        Self { rewrite, authorities: 0, compared: Vec::new() }
+    }
+
+    /// Whether `block` stays as it is, bit for bit. If not, or after an error, it does not count as given.
+    pub(super) fn keep(&mut self, block: &[u8]) -> bool {
+        let (before, mut compared) = (self.authorities, std::mem::take(&mut self.compared));
+        compared.clear();
+        let kept = self.rewrite_into(block, &mut compared).is_ok() && compared == block;
+        if compared.capacity() <= MOST_COMPARED_BYTES {
+            self.compared = compared;
+        }
+        if !kept {
+            self.authorities = before;
+        }
+        kept
     }
 
     /// The block to send instead of `block`, which may be equal.
     ///
     /// After an error the table is out of step: no further block may be given.
     pub(super) fn rewrite(&mut self, block: &[u8]) -> Result<Vec<u8>, Malformed> {
-        let mut fields = Fields { block, at: 0 };
         let mut rewritten = Vec::with_capacity(block.len());
+        self.rewrite_into(block, &mut rewritten)?;
+        Ok(rewritten)
+    }
+
+    fn rewrite_into(&mut self, block: &[u8], rewritten: &mut Vec<u8>) -> Result<(), Malformed> {
+        let mut fields = Fields { block, at: 0 };
         while let Some(first) = fields.peek() {
             let start = fields.at;
             match first {
                 0x80.. => {
                     let index = fields.integer(7)?;
-                    self.indexed(index, &block[start..fields.at], &mut rewritten)?;
+                    self.indexed(index, &block[start..fields.at], rewritten)?;
                 }
-                0x40.. => self.literal(&mut fields, 6, &mut rewritten)?,
+                0x40.. => self.literal(&mut fields, 6, rewritten)?,
                 0x20.. => {
                     fields.integer(5)?; // a new table size only evicts
                     rewritten.extend_from_slice(&block[start..fields.at]);
                 }
-                _ => self.literal(&mut fields, 4, &mut rewritten)?,
+                _ => self.literal(&mut fields, 4, rewritten)?,
             }
         }
-        Ok(rewritten)
+        Ok(())
     }
 
     /// A field that is an entry of a table, name and value.
@@ -139,6 +160,9 @@ impl HeaderBlocks {
         }
     }
 }
+
+/// What a connection keeps room for, so that a block needs none of its own. The usual one has 200 bytes at most.
+const MOST_COMPARED_BYTES: usize = 1024;
 
 /// What a refused authority becomes. Of one byte, as it must never be longer than the original.
 const HOST: &str = "w";
