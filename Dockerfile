@@ -2,29 +2,33 @@
 #
 #   docker buildx build --platform linux/amd64,linux/arm64 --build-arg REVISION=$(git rev-parse HEAD) .
 #
-# Needs BuildKit (for TARGETARCH). The compiler runs on the building machine whatever the target is: the tree is Rust alone,
-# so rustup's musl target and its own linker are all that another architecture takes; no emulation, no cross compiler.
+# Needs BuildKit (for TARGETARCH). The compiler runs on the building machine whatever the target is; another architecture takes
+# rustup's target, Debian's linker and that architecture's own C library (not the one named `-cross`, which gets no updates), and no
+# emulation. glibc, not musl: a call through the proxy takes a quarter less CPU with it, and the project's own runs are made with it.
 ARG RUST_VERSION=1.95.0
 
 FROM --platform=$BUILDPLATFORM rust:${RUST_VERSION}-slim-bookworm AS build
 ARG TARGETARCH
 WORKDIR /src
 RUN case "$TARGETARCH" in \
-      amd64) echo x86_64-unknown-linux-musl ;; \
-      arm64) echo aarch64-unknown-linux-musl ;; \
+      amd64) echo x86_64-unknown-linux-gnu; linker=gcc-x86-64-linux-gnu ;; \
+      arm64) echo aarch64-unknown-linux-gnu; linker=gcc-aarch64-linux-gnu ;; \
       *) echo "no build for '$TARGETARCH'" >&2; exit 1 ;; \
     esac > /target && \
-    rustup target add "$(cat /target)"
-# For the target alone: what runs while building is linked as usual.
-ENV CARGO_TARGET_X86_64_UNKNOWN_LINUX_MUSL_LINKER=rust-lld \
-    CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER=rust-lld
+    if [ "$(rustc -vV | sed -n 's/^host: //p')" != "$(cat /target)" ]; then \
+      rustup target add "$(cat /target)" && \
+      dpkg --add-architecture "$TARGETARCH" && apt-get update && \
+      apt-get install -y --no-install-recommends "$linker" "libc6-dev:$TARGETARCH" && \
+      rm -rf /var/lib/apt/lists/*; \
+    fi
 COPY Cargo.toml Cargo.lock build.rs ./
+COPY release release
 COPY proto proto
 COPY integration/driver integration/driver
 COPY src src
-RUN cargo build --locked --release --bin csi-warden --target "$(cat /target)" && \
+RUN programs=$(release/build --print --target "$(cat /target)" --bin csi-warden) && \
     mkdir /image && \
-    cp "target/$(cat /target)/release/csi-warden" /image/csi-warden && \
+    cp "$programs/csi-warden" /image/csi-warden && \
     # manifests name the replaced programs by their paths; hard links, so one layer holds the bytes once
     ln /image/csi-warden /image/csi-node-driver-registrar && \
     ln /image/csi-warden /image/livenessprobe
